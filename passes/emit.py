@@ -1,0 +1,87 @@
+"""Making nodes: with their fake value, their provenance, and in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+
+class Emitter:
+    """Inserts calls one after another behind a cursor that moves along.
+
+    Every pass that runs later (and Inductor itself) relies on `meta["val"]`, so each new node is
+    run on the fake values of its operands. The stack trace of `like` is kept: a dump or a
+    profile then shows the line of the model that the node comes from.
+    """
+
+    def __init__(self, graph: Graph, cursor: Node, made: Callable[[Node], None] | None = None):
+        self.graph = graph
+        self.cursor = cursor
+        self._made = made
+
+    def call(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
+        """A new `call_function` node behind the cursor; the cursor moves onto it."""
+        with self.graph.inserting_after(self.cursor):
+            node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = fake_call(target, args, kwargs)
+        if like is not None:
+            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten"):
+                if key in like.meta:
+                    node.meta[key] = like.meta[key]
+        self.cursor = node
+        if self._made is not None:
+            self._made(node)
+        return node
+
+    def move(self, node: Node) -> None:
+        """Take `node` out of its place and put it behind the cursor."""
+        self.cursor.append(node)
+        self.cursor = node
+
+
+def fake_call(target: Any, args: Any, kwargs: Any) -> Any:
+    """What `target` gives for the fake values of `args`."""
+    values: list[Any] = []
+
+    def value(node: Node) -> Any:
+        values.append(node.meta["val"])
+        return node.meta["val"]
+
+    args, kwargs = map_arg(args, value), map_arg(kwargs, value)
+    mode = detect_fake_mode(values)
+    if mode is None:
+        return target(*args, **kwargs)
+    with mode:
+        return target(*args, **kwargs)
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True where `a` and `b` are known to have the same sizes and strides."""
+    if a.dim() != b.dim():
+        return False
+    pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
+    return all(same_size(x, y) for x, y in pairs)
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """True where two sizes (int, SymInt, or a node that holds one) are known to be equal.
+
+    Never adds a guard: a size that is only equal on this input is not equal.
+    """
+    a, b = size_of(a), size_of(b)
+    return a is not None and b is not None and a == b
+
+
+def size_of(value: Any) -> Any:
+    """A size as an int or a sympy expression, which compare by structure; None for no size."""
+    if isinstance(value, Node):
+        value = value.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        expr = value.node.expr
+        return int(expr) if expr.is_number else expr
+    return value if isinstance(value, int) else None

@@ -1,0 +1,215 @@
+"""Put every translation of a graph into one node behind the last placeholder."""
+
+from __future__ import annotations
+
+import operator
+import os
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+
+from .. import ops
+from ..ops.marks import named_call
+from .emit import Emitter, size_of
+from .numbering import Numbering
+from .origins import Origins
+from .report import Refusal, Value
+from .schema import ancestors, is_view, tensors
+from .translations import TranslatedValue, find_calls, group
+from .views import replay
+
+_OPS_FOLDER = os.path.dirname(ops.__file__) + os.sep
+
+
+@dataclass
+class Prologue:
+    """The nodes at the start of the graph that index inputs alone decide.
+
+    Attributes:
+        last: the node behind which the next one goes.
+        nodes: what stands in it, placeholders not counted.
+    """
+
+    last: Node
+    nodes: set[Node] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, graph: Graph) -> Prologue:
+        """An empty prologue behind the last placeholder of `graph`."""
+        last = next(iter(graph.nodes))
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                last = node
+        return cls(last)
+
+    def emitter(self, graph: Graph) -> Emitter:
+        """Inserts at the end of the prologue; hand it back to `close`."""
+        return Emitter(graph, self.last, self.nodes.add)
+
+    def erase(self, node: Node) -> None:
+        """Remove a node that nothing uses."""
+        if self.last is node:
+            self.last = node.prev
+        self.nodes.discard(node)
+        node.graph.erase_node(node)
+
+    def close(self, emitter: Emitter) -> None:
+        self.last = emitter.cursor
+
+
+@dataclass
+class Hoisted:
+    """What the hoist did.
+
+    Attributes:
+        found: calls of translation ops that the graph held.
+        values: the distinct values, for the report.
+        refused: the values that could not join the one node.
+        node: the one node, or None.
+        single: the translation nodes of refused values.
+        left: those of `single` that stand outside the prologue.
+    """
+
+    found: int = 0
+    values: list[Value] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    node: Node | None = None
+    single: list[Node] = field(default_factory=list)
+    left: int = 0
+
+
+def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
+    """Replace all translation calls of `graph` by one `swa::translate_many` in the prologue.
+
+    Values that may not move (see `translations`) get one node each, right behind the last of
+    their operands: the earliest point that dominates all uses, since every use depends on them.
+    """
+    calls = find_calls(graph)
+    result = Hoisted(found=len(calls))
+    if not calls:
+        return result
+    values = group(calls, Numbering(graph), Origins(graph))
+    result.values = [_describe(value) for value in values]
+    order = {node: i for i, node in enumerate(graph.nodes)}
+
+    free = [value for value in values if value.refusal is None]
+    if free:
+        emit = prologue.emitter(graph)
+        cone = ancestors(
+            [operand for value in free for operand in value.operands],
+            stop=lambda node: node.op == "placeholder" or node in prologue.nodes,
+        )
+        for node in sorted(cone, key=order.__getitem__):
+            emit.move(node)
+            prologue.nodes.add(node)
+        result.node = emit.call(
+            torch.ops.swa.translate_many.default,
+            [value.mapping for value in free],
+            [value.loc for value in free],
+            [value.op.name() for value in free],
+            [0 if value.page_size is None else value.page_size for value in free],
+            like=free[0].uses[0].call,
+        )
+        for i, value in enumerate(free):
+            item = emit.call(operator.getitem, result.node, i, like=value.uses[0].call)
+            _answer(value, item, emit)
+        prologue.close(emit)
+
+    for value in values:
+        if value.refusal is None:
+            continue
+        code, message = value.refusal
+        call = value.uses[0].call
+        result.refused.append(Refusal(code, message, call.name, source_line(call)))
+        early = all(op.op == "placeholder" or op in prologue.nodes for op in value.operands)
+        if early:
+            emit = prologue.emitter(graph)
+        else:
+            operands = [op for op in value.operands if op.op != "placeholder"]
+            place = {node: i for i, node in enumerate(graph.nodes)}
+            emit = Emitter(graph, max(operands, key=place.__getitem__))
+            result.left += 1
+        op, args = named_call(value.op.name(), value.mapping, value.loc, value.page_size)
+        single = emit.call(op, *args, like=call)
+        result.single.append(single)
+        _answer(value, single, emit)
+        if early:
+            prologue.close(emit)
+    return result
+
+
+def source_line(node: Node) -> str:
+    """ "file:line" of the model's own code that `node` comes from, or "" where it is not known.
+
+    The innermost frame that does not lie in our ops: their typed wrappers are not where a user
+    would look.
+    """
+    place = ""
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        if line.strip().startswith('File "'):
+            path, _, rest = line.strip()[len('File "') :].partition('", line ')
+            if not path.startswith(_OPS_FOLDER):
+                place = f"{path}:{rest.split(',')[0]}"
+    return place
+
+
+def _answer(value: TranslatedValue, translated: Node, emit: Emitter) -> None:
+    """Give every use of `value` its view of `translated` and remove the calls."""
+    views: dict[tuple[Node, ...], Node] = {(): translated}
+    for use in value.uses:
+        (like,) = tensors(use.call)
+        view = views.get(use.steps)
+        if view is None:
+            view = views[use.steps] = replay(use.steps, translated, like, emit)
+        _keep_outputs_apart(use.call)
+        use.call.replace_all_uses_with(view)
+        use.call.graph.erase_node(use.call)
+
+
+def _keep_outputs_apart(call: Node) -> None:
+    """Clone for each graph output that `call` reaches, where eager code gives separate tensors.
+
+    Each call of a translation returns a fresh tensor. After merging they are one, and two graph
+    outputs that are that one (or views of it) would alias.
+    """
+    todo = [call]
+    while todo:
+        node = todo.pop()
+        for user in list(node.users):
+            if user.op == "output":
+                with call.graph.inserting_before(user):
+                    clone = call.graph.call_function(torch.ops.aten.clone.default, (call,))
+                clone.meta.update(call.meta)
+                _route_outputs(call, clone)
+                return
+            if is_view(user):
+                todo.append(user)
+
+
+def _route_outputs(call: Node, clone: Node) -> None:
+    """Let the views that reach the output, and the output itself, start from `clone`."""
+    reaching: set[Node] = set()
+
+    def reaches(node: Node) -> bool:
+        hit = any(user.op == "output" or (is_view(user) and reaches(user)) for user in node.users)
+        if hit:
+            reaching.add(node)
+        return hit
+
+    for user in list(call.users):
+        if user is clone:
+            continue
+        if user.op == "output" or (is_view(user) and reaches(user)):
+            user.replace_input_with(call, clone)
+    # The views stay where they stood, and the clone has to stand ahead of them.
+    place = {node: i for i, node in enumerate(call.graph.nodes)}
+    min(clone.users, key=place.__getitem__).prepend(clone)
+
+
+def _describe(value: TranslatedValue) -> Value:
+    (loc,) = tensors(value.loc)
+    shape = tuple(size if isinstance(size := size_of(dim), int) else str(size) for dim in loc.shape)
+    dtype = str(loc.dtype).removeprefix("torch.")
+    source = source_line(value.uses[0].call)
+    return Value(value.mapping.name, value.loc.name, shape, dtype, len(value.uses), source)

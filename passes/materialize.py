@@ -1,0 +1,60 @@
+"""Have Inductor compute the prologue's values once.
+
+Inductor copies cheap expressions into every kernel that uses them, and a gather counts as cheap:
+left alone, it puts `mapping[loc]` into each layer's kernel again, and the mapping is read forty
+times after all. `swa::materialize` marks a value that has to become a buffer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph
+
+from .hoist import Prologue
+from .schema import is_view, tensors
+
+
+def materialize(graph: Graph, prologue: Prologue) -> int:
+    """Mark each computed tensor of the prologue that the rest of the graph uses; returns how many.
+
+    A value that is only a view costs nothing and is left to its users.
+    """
+    marked = 0
+    for node in [node for node in graph.nodes if node in prologue.nodes]:
+        if not tensors(node) or node.op != "call_function" or is_view(node):
+            continue
+        if isinstance(node.meta["val"], (tuple, list)):
+            continue  # its items are nodes of their own
+        outside = [user for user in _through_views(node) if user not in prologue.nodes]
+        if not outside:
+            continue
+        emit = prologue.emitter(graph)
+        emit.cursor = node
+        kept = emit.call(torch.ops.swa.materialize.default, node, like=node)
+        node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+        if prologue.last is node:
+            prologue.last = kept
+        marked += 1
+    return marked
+
+
+def register_inductor_lowering() -> None:
+    """Tell Inductor what `swa::materialize` means. Without it the op is a copy: right, slower."""
+    from torch._inductor.lowering import lowerings, register_lowering
+
+    op = torch.ops.swa.materialize.default
+    if op in lowerings:
+        return
+
+    @register_lowering(op, type_promotion_kind=None)
+    def _materialize(x):  # type: ignore[no-untyped-def]
+        x.realize()
+        return x
+
+
+def _through_views(node):  # type: ignore[no-untyped-def]
+    """The users of `node`, with views of it replaced by their users."""
+    for user in node.users:
+        if is_view(user):
+            yield from _through_views(user)
+        yield user

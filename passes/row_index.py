@@ -1,0 +1,128 @@
+"""A cache argument that is a view of a larger tensor, as an index into that tensor.
+
+Engines stack caches: `k[i]` of `[L, S, H, D]`, `kv[0]` of `[2, S, H, D]`, `kv[:, 0]` of
+`[S, 2, H, D]`. After functionalization a store into such a view is a store into the base, and
+`base[i, loc] = k` says the same without a copy of the view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import sympy
+import torch
+from torch.fx import Node
+
+from .emit import Emitter, same_size, size_of
+from .lower import constant
+from .schema import View, tensors
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class RowIndex:
+    """Which dimension of the base holds the rows, and at which position the others are fixed.
+
+    Attributes:
+        row_dim: the base's dimension that `loc` indexes.
+        first_row: the row of the base that is row 0 of the view.
+        count: rows of the view, or None for all of the base's.
+        fixed: (dimension, position) of each dimension that the view selected from.
+    """
+
+    row_dim: int = 0
+    first_row: int = 0
+    count: int | None = None
+    fixed: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, view: View) -> RowIndex | None:
+        """The index form of `view`, or None where none is known to be right."""
+        (base,) = tensors(view.base)
+        if view.kind == "whole":
+            return cls()
+        if view.kind == "slice":
+            return cls._of_slice(base, *view.where)
+        if view.kind == "strided":
+            return cls._of_selection(base, *view.where)
+        return None
+
+    @classmethod
+    def _of_slice(cls, base: torch.Tensor, dim: int, start: Any, end: Any) -> RowIndex | None:
+        start, end = size_of(start), size_of(end)
+        # torch computes `start` from the storage offset, which is only right for a base that
+        # begins where its storage does.
+        if dim != 0 or not same_size(base.storage_offset(), 0):
+            return None
+        if not (isinstance(start, int) and isinstance(end, int)):
+            return None
+        return cls(first_row=start, count=end - start)
+
+    @classmethod
+    def _of_selection(
+        cls, base: torch.Tensor, size: tuple[Any, ...], stride: tuple[Any, ...], offset: Any
+    ) -> RowIndex | None:
+        """A view that keeps some dimensions whole and stands at one position in the others."""
+        if not size:
+            return None
+        for kept in combinations(range(base.dim()), len(size)):
+            same = all(
+                same_size(size[i], base.shape[dim]) and same_size(stride[i], base.stride(dim))
+                for i, dim in enumerate(kept)
+            )
+            if not same:
+                continue
+            rest = [dim for dim in range(base.dim()) if dim not in kept]
+            away = size_of(offset) - size_of(base.storage_offset())
+            fixed = _positions(away, [(dim, base.shape[dim], base.stride(dim)) for dim in rest])
+            if fixed is not None:
+                return cls(row_dim=kept[0], fixed=fixed)
+        return None
+
+    def rows(self, view: View, emit: Emitter) -> int | Node:
+        """How many rows the view has."""
+        if self.count is not None:
+            return self.count
+        extent = tensors(view.base)[0].shape[self.row_dim]
+        if isinstance(extent, int):
+            return extent
+        return emit.call(aten.sym_size.int, view.base, self.row_dim)
+
+    def tensors(self, slots: Node, emit: Emitter) -> list[Node | None]:
+        """The index list for `index_put` on the base."""
+        if self.first_row:
+            slots = emit.call(aten.add.Tensor, slots, self.first_row, like=slots)
+        index: list[Node | None] = [None] * (max([self.row_dim, *(d for d, _ in self.fixed)]) + 1)
+        index[self.row_dim] = slots
+        for dim, position in self.fixed:
+            index[dim] = constant(position, slots, emit)
+        return index
+
+
+def _positions(away: Any, dims: list[tuple[int, Any, Any]]) -> tuple[tuple[int, int], ...] | None:
+    """The position in each of `dims` (dimension, size, stride) that stands `away` elements in."""
+    if len(dims) == 1:
+        dim, _, stride = dims[0]
+        position = _quotient(away, size_of(stride))
+        return None if position is None or position < 0 else ((dim, position),)
+    known = [(dim, size_of(size), size_of(stride)) for dim, size, stride in dims]
+    if not all(isinstance(x, int) for entry in (*known, (away,)) for x in entry):
+        return None
+    fixed = []
+    for dim, size, stride in sorted(known, key=lambda entry: -entry[2]):
+        position, away = divmod(away, stride) if stride else (0, away)
+        if not 0 <= position < size:
+            return None
+        fixed.append((dim, position))
+    return tuple(fixed) if away == 0 else None
+
+
+def _quotient(a: Any, b: Any) -> int | None:
+    """a / b where that is a whole number whatever the symbolic sizes are."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b and a % b == 0 else None
+    ratio = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+    return int(ratio) if ratio.is_Integer else None

@@ -1,0 +1,206 @@
+"""What an FX node does, read from the schema of its operator and from nothing else.
+
+No table of known operators decides what is written or aliased: `alias_info` does. The only names
+here are those of torch's own functionalization wrappers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch.fx import Node
+
+from ..ops.marks import store_mark, translation_mark
+
+# Namespaces whose operators keep the contract "no write declared, no effect": torch's own and
+# ours. Anybody else's operator must be marked to be merged or moved.
+_PURE_NAMESPACES = frozenset({"aten", "prims", "swa"})
+
+# Builtins that AOTAutograd leaves in a graph, all of them on SymInts or on tuples.
+_PURE_MODULES = frozenset({"_operator", "math", "torch"})
+
+
+def is_pure(node: Node) -> bool:
+    """True where two calls of `node` with the same arguments give one value and no effect."""
+    if node.op != "call_function":
+        return False
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return getattr(target, "__module__", None) in _PURE_MODULES
+    if target.namespace not in _PURE_NAMESPACES and translation_mark(target) is None:
+        return False
+    if target._schema.is_mutable or node.is_impure():
+        return False
+    # An output size that is only known once the data is: such a node stays where its guards are.
+    if torch.Tag.data_dependent_output in target.tags or node.meta.get("unbacked_bindings"):
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def is_view(node: Node) -> bool:
+    """True where `node` writes nothing and its result may share storage with an argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(node.args[0])  # type: ignore[arg-type]
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    schema = node.target._schema
+    return not schema.is_mutable and any(ret.alias_info is not None for ret in schema.returns)
+
+
+def tensors(node: Node) -> list[torch.Tensor]:
+    """The tensors that `node` gives: none for a SymInt, several for a tuple."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [item for item in value if isinstance(item, torch.Tensor)]
+    return []
+
+
+def bind(target: torch._ops.OpOverload, node: Node) -> dict[str, Any]:
+    """The arguments of `node` by schema name, defaults filled in."""
+    bound = {arg.name: arg.default_value for arg in target._schema.arguments}
+    for arg, value in zip(target._schema.arguments, node.args, strict=False):
+        bound[arg.name] = value
+    bound.update(node.kwargs)
+    return bound
+
+
+@dataclass(frozen=True)
+class View:
+    """How a functionalized call sees one written argument: as a view of `base`.
+
+    Attributes:
+        base: the tensor that owns the storage in this graph, `bases[base_index]`.
+        kind: "whole", "slice" (of one dimension), "strided" or "unknown".
+        where: of a slice (dim, start, end); of a strided view (size, stride, storage offset).
+    """
+
+    base: Node
+    base_index: int
+    kind: str
+    where: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class FunctionalizedCall:
+    """A call of a writing operator as AOTAutograd left it: `auto_functionalized_v2`.
+
+    Attributes:
+        node: the wrapper's node; its value is (returns of op..., new value of each base).
+        op: the operator inside.
+        args: the arguments that are not written, by schema name.
+        written: the written arguments, by schema name.
+        bases: the tensors that get new values, in order.
+        returns: how many values op itself returns ahead of the bases.
+    """
+
+    node: Node
+    op: torch._ops.OpOverload
+    args: dict[str, Any]
+    written: dict[str, View | None]
+    bases: tuple[Node, ...]
+    returns: int
+
+    def result(self, base_index: int) -> list[Node]:
+        """The getitem nodes that take the new value of base `base_index`."""
+        wanted = self.returns + base_index
+        return [
+            user
+            for user in self.node.users
+            if user.target is operator.getitem and user.args[1] == wanted
+        ]
+
+
+def updated_base(item: Node) -> Node | None:
+    """The base whose new value `item` takes from a functionalized call, or None."""
+    source = item.args[0] if item.target is operator.getitem else None
+    call = functionalized_call(source) if isinstance(source, Node) else None
+    if call is None:
+        return None
+    index = item.args[1]
+    assert isinstance(index, int)
+    return call.bases[index - call.returns] if index >= call.returns else None
+
+
+def functionalized_call(node: Node) -> FunctionalizedCall | None:
+    """`node` as a functionalized call, or None where it is none (or not of version 2)."""
+    if node.op != "call_function" or node.target is not auto_functionalized_v2:
+        return None
+    op = node.args[0]
+    if not isinstance(op, torch._ops.OpOverload):
+        return None
+    kwargs = dict(node.kwargs)
+    bases = tuple(kwargs.pop("_all_bases"))  # type: ignore[arg-type]
+    schema = op._schema
+    args: dict[str, Any] = {}
+    written: dict[str, View | None] = {}
+    for arg in schema.arguments:
+        if arg.alias_info is not None and arg.alias_info.is_write:
+            written[arg.name] = _view(arg.name, kwargs, bases)
+        else:
+            args[arg.name] = kwargs.get(arg.name, arg.default_value)
+    # An op that returns nothing still takes slot 0 of the wrapper's tuple, as None.
+    returns = max(len(schema.returns), 1)
+    return FunctionalizedCall(node, op, args, written, bases, returns)
+
+
+def is_functionalized_v1(node: Node) -> bool:
+    """True for the first version of the wrapper, which clones whole caches."""
+    return node.op == "call_function" and node.target is auto_functionalized
+
+
+def is_store(call: FunctionalizedCall) -> bool:
+    """True where the operator inside is marked as a KV store."""
+    return store_mark(call.op) is not None
+
+
+def written_inputs(graph: torch.fx.Graph) -> set[Node]:
+    """Placeholders that the forward writes: the targets of the epilogue's `copy_`."""
+    written: set[Node] = set()
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.copy_.default:
+            target = node.args[0]
+            while target.op == "call_function" and is_view(target):
+                target = target.args[0]
+            if target.op == "placeholder":
+                written.add(target)
+    return written
+
+
+def ancestors(nodes: list[Node], stop: Callable[[Node], bool]) -> set[Node]:
+    """`nodes` and everything that they are computed from, not going past nodes where `stop`."""
+    seen: set[Node] = set()
+    todo = [node for node in nodes if not stop(node)]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        todo += [arg for arg in node.all_input_nodes if arg not in seen and not stop(arg)]
+    return seen
+
+
+def _view(name: str, kwargs: dict[str, Any], bases: tuple[Node, ...]) -> View | None:
+    prefix = f"_{name}_"
+    about = {key[len(prefix) :]: value for key, value in kwargs.items() if key.startswith(prefix)}
+    index = about.pop("base_index", None)
+    if index is None:
+        return None
+    base = bases[index]
+    if not about or set(about) == {"alias"}:
+        return View(base, index, "whole")
+    if set(about) == {"slice_dim", "slice_start", "slice_end"}:
+        where = (about["slice_dim"], about["slice_start"], about["slice_end"])
+        return View(base, index, "slice", where)
+    if set(about) == {"size", "stride", "storage_offset"}:
+        where = (tuple(about["size"]), tuple(about["stride"]), about["storage_offset"])
+        return View(base, index, "strided", where)
+    return View(base, index, "unknown")

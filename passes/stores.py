@@ -1,0 +1,153 @@
+"""Functionalized KV stores as `index_put`, which Inductor fuses with what makes k and v.
+
+Opaque, a store is one kernel that reads k and v back from memory. As `index_put` on the new value
+of the cache it becomes the end of the kernel that computes them (qk-norm, RoPE, quantization), and
+Inductor writes it in place. A store keeps its opaque form where the cache argument is a view that
+has no form as an index: right, only slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..ops.checks import is_float8
+from .emit import Emitter, size_of
+from .lower import as_int64, checked_ids
+from .report import Cache
+from .row_index import RowIndex
+from .schema import FunctionalizedCall, functionalized_call, is_store, tensors, updated_base
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@dataclass
+class Stores:
+    """What became of the stores of a graph.
+
+    Attributes:
+        found, lowered: how many there were, and how many became `index_put`.
+        caches: the graph inputs that they write.
+    """
+
+    found: int = 0
+    lowered: int = 0
+    caches: list[Cache] = field(default_factory=list)
+
+
+# Which arguments of our stores belong together: cache, rows to write, scale.
+_OUR_STORES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "swa::store_kv": (("k_cache", "k", "k_scale"), ("v_cache", "v", "v_scale")),
+    "swa::store_latent": (("cache", "latent", "scale"),),
+}
+
+
+def find_stores(graph: Graph) -> list[FunctionalizedCall]:
+    """Every functionalized call of a marked store, in graph order."""
+    calls = (functionalized_call(node) for node in graph.nodes)
+    return [call for call in calls if call is not None and is_store(call)]
+
+
+def describe_caches(calls: list[FunctionalizedCall]) -> list[Cache]:
+    """The graph inputs that `calls` write, each once, in order."""
+    found: dict[str, Cache] = {}
+    for call in calls:
+        for base in call.bases:
+            root = _input_behind(base)
+            (value,) = tensors(root)
+            shape = tuple(
+                size if isinstance(size := size_of(dim), int) else str(size) for dim in value.shape
+            )
+            found.setdefault(
+                root.name, Cache(root.name, shape, str(value.dtype).removeprefix("torch."))
+            )
+    return list(found.values())
+
+
+def lower_stores(graph: Graph) -> int:
+    """Lower the stores that have a form as an index; returns how many."""
+    # Each is looked at anew: what one store leaves is the base of the next.
+    nodes = [call.node for call in find_stores(graph)]
+    return sum(_lower(graph, call) for node in nodes if (call := functionalized_call(node)))
+
+
+def _lower(graph: Graph, call: FunctionalizedCall) -> bool:
+    """One store; False (and the graph as it was) where it has to stay opaque."""
+    name = call.op._schema.name
+    plan = []
+    for cache_name, rows_name, scale_name in _OUR_STORES.get(name, ()):
+        view = call.written[cache_name]
+        index = RowIndex.of(view) if view is not None else None
+        if view is None or index is None:
+            return False
+        plan.append((view, index, call.args[rows_name], call.args.get(scale_name)))
+    if not plan:
+        return False
+
+    # Ahead of the store: what it reads stands there. All checks come ahead of all writes.
+    emit = Emitter(graph, call.node.prev)
+    loc: Node = call.args["loc"]
+    what = f"{name}: argument 'loc'"
+    slots = []
+    for view, index, _, _ in plan:
+        ids = as_int64(checked_ids(loc, index.rows(view, emit), what, emit), emit)
+        # "none" goes to the sink row; plain indexing would wrap to the last row instead.
+        slots.append(emit.call(aten.clamp_min.default, ids, 0, like=loc))
+    new: dict[int, Node] = {}
+    for (view, index, rows, scale), slot in zip(plan, slots, strict=True):
+        # A second view of one base writes into what the first one left.
+        base = new.get(view.base_index, view.base)
+        (cache,) = tensors(view.base)
+        values = _as_cache_dtype(rows, scale, cache.dtype, emit)
+        new[view.base_index] = emit.call(
+            aten.index_put.default, base, index.tensors(slot, emit), values, like=call.node
+        )
+    for position, node in new.items():
+        for item in call.result(position):
+            item.replace_all_uses_with(node)
+            graph.erase_node(item)
+    for user in list(call.node.users):
+        if not user.users:  # the None that an op without returns gives
+            graph.erase_node(user)
+    if call.node.users:
+        # Somebody reads the wrapper's tuple itself: hand them what the store would have given.
+        everything = [None] * call.returns + [new.get(i, b) for i, b in enumerate(call.bases)]
+        _replace_tuple(call.node, everything)
+    graph.erase_node(call.node)
+    return True
+
+
+def _replace_tuple(node: Node, items: list[Any]) -> None:
+    """Let users of a tuple-valued node take the tuple's items instead."""
+    for user in list(node.users):
+        user.args = torch.fx.node.map_arg(user.args, lambda n: tuple(items) if n is node else n)
+        user.kwargs = torch.fx.node.map_arg(user.kwargs, lambda n: tuple(items) if n is node else n)
+
+
+def _as_cache_dtype(rows: Node, scale: Any, dtype: torch.dtype, emit: Emitter) -> Node:
+    """k or v as the cache holds it: divided by its scale and saturated where it is a float8."""
+    (value,) = tensors(rows)
+    convert = prims.convert_element_type.default
+    if is_float8(dtype) and not (value.dtype is dtype and scale is None):
+        rows = emit.call(convert, rows, torch.float32, like=rows)
+        if scale is not None:
+            rows = emit.call(aten.div.Tensor, rows, scale, like=rows)
+        limit = torch.finfo(dtype).max
+        rows = emit.call(aten.clamp_min.default, rows, -limit, like=rows)
+        rows = emit.call(aten.clamp_max.default, rows, limit, like=rows)
+        return emit.call(convert, rows, dtype, like=rows)
+    return rows if value.dtype is dtype else emit.call(convert, rows, dtype, like=rows)
+
+
+def _input_behind(node: Node) -> Node:
+    """The graph input that a base, after any number of stores, goes back to."""
+    while node.op == "call_function":
+        source = updated_base(node) or (node.args[0] if node.args else None)
+        if not isinstance(source, Node):
+            break
+        node = source
+    return node

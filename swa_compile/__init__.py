@@ -1,0 +1,42 @@
+"""A `torch.compile` backend that hoists full->SWA index translations out of the layer code.
+
+    compiled = torch.compile(model, backend="swa")
+
+See `backend` and `Options` for how to compile, `collect` and `explain` for what was done,
+`mark_translation` and `mark_store` for operators of your own, `swa_compile.ops` for ours,
+`swa_compile.passes.pipeline` for the passes alone, `swa_compile.kv` for the KV pools.
+"""
+
+from swa_compile.backends import backend
+from swa_compile.collecting import collect
+from swa_compile.explaining import Report, explain
+from swa_compile.ops.marks import mark_store, mark_translation
+from swa_compile.options import Options
+from swa_compile.passes import (
+    GraphReport,
+    HoistError,
+    OptionError,
+    PassError,
+    Refusal,
+    Value,
+    pipeline,
+)
+
+__all__ = [
+    "GraphReport",
+    "HoistError",
+    "OptionError",
+    "Options",
+    "PassError",
+    "Refusal",
+    "Report",
+    "Value",
+    "backend",
+    "collect",
+    "explain",
+    "mark_store",
+    "mark_translation",
+    "pipeline",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,171 @@
+"""The `torch.compile` backends `swa` and `swa_eager`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from functorch.compile import aot_module_simplified, make_boxed_func
+from torch.fx import GraphModule
+
+from swa_compile.collecting import from_caches
+from swa_compile.inductor import (
+    cache_copies,
+    captured_code,
+    compile_with_inductor,
+    partition_count,
+)
+from swa_compile.naming import input_names, with_names
+from swa_compile.options import Options
+from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline
+from swa_compile.passes.dump import dump_root, new_folder, write_file, write_report
+from swa_compile.passes.report import deliver, sink, take_recorded
+
+Compiled = Callable[..., Any]
+
+
+def swa(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """`torch.compile(model, backend="swa")`: AOTAutograd, the hoist, then Inductor.
+
+    Args:
+        gm, example_inputs: from Dynamo.
+        options: see `Options`.
+        mode: a mode of `torch.compile`, e.g. "max-autotune-no-cudagraphs"; its CUDA graphs are
+            left to the option `cudagraphs`.
+
+    Raises:
+        OptionError: for options that are unknown or refused.
+        HoistError: with `strict`, where the promise is not kept.
+    """
+    chosen = Options.of(options)
+    codes: list[str] = []
+    # Read ahead: compile_fx takes ownership of gm.
+    names = input_names(gm)
+    with _reports(chosen, names, codes), captured_code(codes):
+        return compile_with_inductor(gm, example_inputs, chosen, mode)
+
+
+def swa_eager(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Options | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """`torch.compile(model, backend="swa_eager")`: the same passes, then plain interpretation.
+
+    Compiles in a fraction of a second and runs the operators that eager code runs, so a
+    difference from eager code is the passes' doing. Stores copy their cache here: for tests and
+    for looking at graphs, not for speed.
+
+    Raises:
+        OptionError: for options that are unknown or refused.
+        HoistError: with `strict`, where a translation stays in the layer code.
+    """
+    chosen = Options.of(options)
+    hoist = pipeline(chosen)
+    names = input_names(gm)
+
+    def interpret(graph: GraphModule, _: Sequence[Any]) -> Compiled:
+        with _reports(chosen, names, []):
+            _apply(hoist, graph)
+        graph.recompile()
+        return make_boxed_func(graph.forward)
+
+    return aot_module_simplified(
+        gm,
+        example_inputs,
+        fw_compiler=interpret,
+        bw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+        # Input mutations as `copy_` in the graph, as Inductor has them.
+        keep_inference_input_mutations=True,
+    )
+
+
+def backend(name: str = "swa", /, **options: Any) -> Compiled:
+    """The backend with `options` bound, for `torch.compile(model, backend=...)`.
+
+    Raises:
+        OptionError: at once, where `torch.compile(..., options=...)` says it at the first call.
+    """
+    chosen = Options.of(options)
+    compilers = {"swa": swa, "swa_eager": swa_eager}
+    compiler = compilers[name]
+
+    def bound(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Compiled:
+        return compiler(gm, example_inputs, options=chosen, **kwargs)
+
+    return bound
+
+
+def _apply(hoist: HoistPipeline, module: GraphModule) -> None:
+    """The passes on the subgraphs that `module` calls, then on it, as Inductor does."""
+    for node in module.graph.nodes:
+        child = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        if isinstance(child, GraphModule) and "swa_compile_report" not in child.meta:
+            _apply(hoist, child)
+            child.recompile()
+    hoist(module.graph)
+
+
+@contextmanager
+def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[None]:
+    """Complete the reports of what is compiled inside and hand them to the collectors.
+
+    `codes` holds, after the block, the generated code of each graph in the same order.
+    """
+    fresh: list[GraphReport] = []
+    failed = True
+    try:
+        with sink(fresh, alone=True):
+            yield
+        failed = False
+    finally:
+        reports = [*fresh, *from_caches(fresh, take_recorded())]
+        reports = [
+            _complete(with_names(report, names), codes[i] if i < len(codes) else None, options)
+            for i, report in enumerate(reports)
+        ]
+        for report in reports:
+            deliver(report)
+    if options.strict and not failed:
+        for report in reports:
+            if report.cache_copies:
+                caches = ", ".join(cache.name for cache in report.caches)
+                raise HoistError(
+                    f"CACHE_COPIED: the compiled code allocates {report.cache_copies} buffers of "
+                    f"the size of a KV cache (strict=True); caches of this graph: {caches}"
+                )
+
+
+def _complete(report: GraphReport, code: str | None, options: Options) -> GraphReport:
+    """`report` with what only the generated code tells, and with its dump finished."""
+    if code is not None:
+        report = replace(
+            report,
+            cache_copies=cache_copies(code, report.caches),
+            partitions=partition_count(code),
+        )
+    root = dump_root(options.dump_dir)
+    if root is None:
+        return report
+    if report.dump is None:  # from a cache: no pass ran, so no stage was written
+        try:
+            report = replace(report, dump=str(new_folder(root)))
+        except OSError:
+            return report
+    assert report.dump is not None
+    folder = Path(report.dump)
+    if code is not None:
+        write_file(folder / "03-inductor.py", code)
+    write_report(folder, report)
+    return report

@@ -1,0 +1,125 @@
+"""The one place that touches Inductor's private interfaces.
+
+Written against torch 2.11 to 2.14. What a version lacks is looked up with a default, so that a
+renamed detail costs a figure in the report and never the compilation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from swa_compile.options import Options
+from swa_compile.passes import OptionError, pipeline
+from swa_compile.passes.report import Cache
+
+
+def compile_with_inductor(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    mode: str | None,
+) -> Callable[..., Any]:
+    """AOTAutograd, the passes and Inductor on one Dynamo graph.
+
+    Raises:
+        OptionError: for an Inductor option that this torch does not know, or freezing.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    return cast(
+        Callable[..., Any],
+        compile_fx(gm, example_inputs, config_patches=config_patches(options, mode)),
+    )
+
+
+def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
+    """The Inductor configuration of one compilation; torch's own is never assigned to."""
+    from torch._inductor import config, list_mode_options
+
+    if config.freezing:
+        raise OptionError(
+            "torch._inductor.config.freezing is on: it bakes the mapping into the code, and later "
+            "edits of it are not seen; switch it off for models with an index mapping"
+        )
+    if not config.enable_auto_functionalized_v2:
+        raise OptionError(
+            "torch._inductor.config.enable_auto_functionalized_v2 is off: version 1 of torch's "
+            "wrapper clones whole KV caches and can write wrong rows"
+        )
+    patches: dict[str, Any] = {}
+    if mode is not None:
+        patches.update(list_mode_options(mode))
+        patches.pop("triton.cudagraphs", None)  # the option `cudagraphs` decides
+    patches.update({key.replace("-", "_"): value for key, value in options.inductor.items()})
+    known = config.get_config_copy()
+    unknown = sorted(set(patches) - set(known))
+    if unknown:
+        raise OptionError(f"torch {torch.__version__} has no Inductor option {', '.join(unknown)}")
+    if options.cudagraphs in ("full", "piecewise"):
+        raise OptionError(
+            f"cudagraphs={options.cudagraphs!r} is not available in this version; "
+            "'inductor' (torch's cudagraph trees) and 'off' are"
+        )
+    if options.cudagraphs == "inductor":
+        patches["triton.cudagraphs"] = True
+        patches["graph_partition"] = True
+        patches["custom_should_partition_ops"] = list(options.split_ops)
+        if options.capture_sizes:
+            patches["triton.cudagraph_capture_sizes"] = options.capture_sizes
+    else:
+        patches["triton.cudagraphs"] = False
+    patches["post_grad_custom_pre_pass"] = pipeline(options)
+    return patches
+
+
+@contextmanager
+def captured_code(codes: list[str]) -> Iterator[None]:
+    """Append to `codes` the source of each graph that is compiled or loaded from a cache inside."""
+    from torch._inductor.graph import GraphLowering
+
+    before = getattr(GraphLowering, "save_output_code", None)
+
+    def save(code: str) -> None:
+        codes.append(code)
+        if before is not None:  # somebody outside (a test, say) listens too
+            before(code)
+
+    GraphLowering.save_output_code = save
+    try:
+        yield
+    finally:
+        GraphLowering.save_output_code = before
+
+
+_ALLOCATION = re.compile(r"\bempty_strided\w*\(\(([^()]*)\), \([^()]*\), torch\.(\w+)")
+_PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
+
+
+def cache_copies(code: str, caches: Sequence[Cache]) -> int:
+    """How many buffers of the size and dtype of one of `caches` the generated `code` allocates."""
+    wanted = {(_extent(tuple(map(str, cache.shape))), cache.dtype) for cache in caches}
+    found = 0
+    for sizes, dtype in _ALLOCATION.findall(code):
+        shape = tuple(part.strip() for part in sizes.split(",") if part.strip())
+        found += (_extent(shape), dtype) in wanted
+    return found
+
+
+def partition_count(code: str) -> int | None:
+    """How many pieces the generated `code` was cut into; None where it was not cut."""
+    return len(_PARTITION.findall(code)) or None
+
+
+def _extent(shape: tuple[str, ...]) -> int | tuple[str, ...]:
+    """Elements, where all sizes are numbers: a copy may have another shape; else the sizes."""
+    if not all(size.isdigit() for size in shape):
+        return shape
+    total = 1
+    for size in shape:
+        total *= int(size)
+    return total

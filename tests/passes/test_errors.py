@@ -1,0 +1,142 @@
+"""Bad input to compiled forwards: a clear error, and no cache row changed."""
+
+import pytest
+import torch
+
+import swa_compile
+from swa_compile.ops import store_kv, translate_loc, translate_page_table
+
+GOOD = torch.tensor([90, 41, -1, 77, 30])
+ENGINES = ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)]
+
+
+def rows(n):
+    return torch.randn(n, 2, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def forward_over():
+    """forward_over(caches): two layers that store through the mapping, one that does not."""
+
+    def make(caches):
+        def forward(mapping, loc, k):
+            store_kv(*caches[0], k, k, loc % 24)
+            for cache in caches[1:]:
+                store_kv(*cache, k, k, translate_loc(mapping, loc))
+
+        return forward
+
+    return make
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (torch.tensor([1, 97, 2, 3, 4]), ["translate_loc", "'loc'", "97", "position 1"]),
+        (torch.tensor([1, 2, 3, 4, -2]), ["translate_loc", "'loc'", "-2", "position 4"]),
+    ],
+    ids=["past the end", "below -1"],
+)
+def test_ids_that_no_pool_has_stop_the_forward_before_any_write(
+    engine, bad, words, make_mapping, make_caches, forward_over
+):
+    caches, before = make_caches(3), make_caches(3)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        call = torch.compile(forward_over(caches), backend=engine, dynamic=False)
+        with pytest.raises(ValueError, match="translate_loc") as caught:
+            call(make_mapping(), bad, rows(5))
+    assert all(word in str(caught.value) for word in words), caught.value
+    for cache, old in zip(caches, before, strict=True):
+        assert torch.equal(cache[0], old[0]) and torch.equal(cache[1], old[1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slot_past_the_cache_stops_the_forward_before_any_write(
+    engine, make_caches, forward_over
+):
+    """The mapping itself names a row that the SWA pool does not have."""
+    caches, before = make_caches(3), make_caches(3)
+    mapping = torch.cat([torch.full((96,), 24), torch.tensor([-1])])
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.raises(ValueError, match=r"store_kv: argument 'loc' holds 24"):
+        torch.compile(forward_over(caches), backend=engine)(mapping, GOOD, rows(5))
+    for cache, old in zip(caches, before, strict=True):
+        assert torch.equal(cache[0], old[0]) and torch.equal(cache[1], old[1])
+
+
+def message(caught):
+    """The whole chain of an exception, as text: Dynamo wraps what an op raises."""
+    parts, error = [], caught.value
+    while error is not None and len(parts) < 10:
+        parts.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_loc_and_k_of_different_length_are_refused_with_both_sizes(
+    dynamic, compiled, make_mapping, make_caches, forward_over
+):
+    caches, before = make_caches(3), make_caches(3)
+    with pytest.raises(Exception, match=r".") as caught:
+        compiled(forward_over(caches), make_mapping(), GOOD, rows(4), dynamic=dynamic)
+    assert "store_kv" in message(caught) and "loc" in message(caught)
+    for cache, old in zip(caches, before, strict=True):
+        assert torch.equal(cache[0], old[0])
+
+
+def test_float_ids_are_refused_by_name(compiled, make_mapping, make_caches, forward_over):
+    with pytest.raises(Exception, match=r".") as caught:
+        compiled(forward_over(make_caches(2)), make_mapping(), GOOD.float(), rows(5))
+    assert "must be int32 or int64, got float32" in message(caught)
+
+
+def test_page_size_0_is_refused(compiled, make_mapping):
+    def forward(mapping, table):
+        return translate_page_table(mapping, table, 0)
+
+    with pytest.raises(Exception, match=r".") as caught:
+        compiled(forward, make_mapping(), GOOD)
+    assert "page_size" in message(caught) and "at least 1" in message(caught)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hoist": True}, ["unknown option 'hoist'", "cudagraphs", "dump_dir", "inductor"]),
+        ({"inductor": {"freezing": True}}, ["freezing", "mapping"]),
+        ({"inductor": {"enable_auto_functionalized_v2": False}}, ["version 1"]),
+        ({"inductor": {"post_grad_custom_pre_pass": print}}, ["post_grad_custom_post_pass"]),
+        ({"cudagraphs": "sometimes"}, ["'sometimes'", "piecewise", "auto"]),
+        ({"strict": "yes"}, ["strict", "'yes'"]),
+        ({"capture_sizes": [8, -1]}, ["capture_sizes", "-1"]),
+        ({"capture_sizes": 8}, ["capture_sizes", "list"]),
+        ({"split_ops": ("paged_attention",)}, ["split_ops", "'paged_attention'"]),
+        ({"inductor": 3}, ["inductor", "mapping"]),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, words):
+    with pytest.raises(swa_compile.OptionError) as caught:
+        swa_compile.backend(**options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_an_option_that_this_inductor_does_not_know_is_refused_by_name(compiled, make_mapping):
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + 1
+
+    with pytest.raises(Exception, match="no Inductor option no_such_thing"):
+        compiled(forward, make_mapping(), GOOD, engine="swa", inductor={"no_such_thing": 1})
+
+
+def test_freezing_switched_on_in_torchs_own_config_is_refused(compiled, make_mapping):
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + 1
+
+    with (
+        torch._inductor.config.patch(freezing=True),
+        pytest.raises(Exception, match=r"freezing is on.*mapping"),
+    ):
+        compiled(forward, make_mapping(), GOOD, engine="swa")

@@ -1,0 +1,161 @@
+"""Stores: every row of every cache, whatever way the caches lie in memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from swa_compile.ops import store_kv, translate_loc
+
+ROWS, LAYERS = 24, 3
+LOC = torch.tensor([90, 41, -1, 77, 30])
+
+
+def values(n, seed=1):
+    return torch.randn(n, 2, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def separate(i, store):
+    return store["k"][i], store["v"][i]
+
+
+def layouts():
+    """name -> (tensors that own the storage, (tensors, layer) -> that layer's K and V)."""
+
+    def new(*shape):
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(5))
+
+    return {
+        "separate": (
+            [new(ROWS, 2, 4) for _ in range(2 * LAYERS)],
+            lambda own, i: (own[2 * i], own[2 * i + 1]),
+        ),
+        "stacked": (
+            [new(LAYERS, ROWS, 2, 4), new(LAYERS, ROWS, 2, 4)],
+            lambda own, i: (own[0][i], own[1][i]),
+        ),
+        "halves of one allocation": (
+            [new(2, ROWS, 2, 4) for _ in range(LAYERS)],
+            lambda own, i: (own[i][0], own[i][1]),
+        ),
+        "interleaved": (
+            [new(ROWS, 2, 2, 4) for _ in range(LAYERS)],
+            lambda own, i: (own[i][:, 0], own[i][:, 1]),
+        ),
+        "one allocation for all": (
+            [new(LAYERS, 2, ROWS, 2, 4)],
+            lambda own, i: (own[0][i, 0], own[0][i, 1]),
+        ),
+        "rows of a larger tensor": (
+            [new(3 * ROWS, 2, 4), new(3 * ROWS, 2, 4)],
+            lambda own, i: (own[0][i * ROWS : (i + 1) * ROWS], own[1][i * ROWS : (i + 1) * ROWS]),
+        ),
+    }
+
+
+def expected(own, pick, mapping, k, v, oracle):
+    """Row by row on clones, through NumPy's own views of the same layout."""
+    own = [np.asarray(t).copy() for t in own]
+    ids = oracle.translate(mapping, LOC)
+    for i in range(LAYERS):
+        k_cache, v_cache = pick(own, i)
+        for slot, k_row, v_row in zip(ids, k, v, strict=True):
+            k_cache[max(slot, 0)] = k_row + i
+            v_cache[max(slot, 0)] = v_row - i
+    return own
+
+
+@pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "opaque"])
+@pytest.mark.parametrize("name", layouts())
+def test_every_layout_writes_the_rows_of_eager_code(name, lowered, compiled, make_mapping, oracle):
+    own, pick = layouts()[name]
+    mapping, k, v = make_mapping(), values(5), values(5, 2)
+    want = expected(own, pick, mapping, k.numpy(), v.numpy(), oracle)
+
+    def forward(own, mapping, loc, k, v):
+        for i in range(LAYERS):
+            store_kv(*pick(own, i), k + i, v - i, translate_loc(mapping, loc))
+
+    _, (report,) = compiled(forward, own, mapping, LOC, k, v, lower_stores=lowered)
+
+    assert report.translation_nodes == 1
+    assert report.stores_found == LAYERS
+    if not lowered:
+        assert report.stores_lowered == 0
+    for got, rows in zip(own, want, strict=True):
+        assert_rows_but_sinks(got, rows)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("name", layouts())
+def test_inductor_copies_no_cache_and_writes_the_same_rows(name, compiled, make_mapping, oracle):
+    own, pick = layouts()[name]
+    mapping, k, v = make_mapping(), values(5), values(5, 2)
+    want = expected(own, pick, mapping, k.numpy(), v.numpy(), oracle)
+
+    def forward(own, mapping, loc, k, v):
+        for i in range(LAYERS):
+            store_kv(*pick(own, i), k + i, v - i, translate_loc(mapping, loc))
+
+    _, (report,) = compiled(forward, own, mapping, LOC, k, v, engine="swa")
+
+    assert report.cache_copies == 0
+    assert report.stores_lowered == LAYERS
+    for got, rows in zip(own, want, strict=True):
+        assert_rows_but_sinks(got, rows)
+
+
+def assert_rows_but_sinks(got, want):
+    """All but the rows that -1 may have gone to: what a sink holds is nobody's business."""
+    got = np.asarray(got)
+    assert got.shape == want.shape
+    differing = np.argwhere(~np.isclose(got, want, atol=1e-6))
+    row_dim = got.shape.index(ROWS) if ROWS in got.shape else 0
+    assert all(at[row_dim] % ROWS == 0 for at in differing), differing[:5]
+
+
+def test_two_stores_to_one_cache_keep_their_order(compiled, make_mapping, make_caches, oracle):
+    (cache,), (before,) = make_caches(1), make_caches(1)
+    mapping, k = make_mapping(), values(5)
+    other = torch.tensor([90, 50])
+
+    def forward(mapping, loc, other, k):
+        store_kv(*cache, k, k, translate_loc(mapping, loc))
+        store_kv(*cache, k[:2] * 2, k[:2] * 2, translate_loc(mapping, other))
+
+    compiled(forward, mapping, LOC, other, k)
+
+    first = oracle.store(before[0], oracle.translate(mapping, LOC), k)
+    second = oracle.store(first, oracle.translate(mapping, other), k[:2] * 2)
+    oracle.same_rows(cache[0], second)
+
+
+def test_reads_around_a_store_see_old_then_new_rows(compiled, make_mapping, make_caches):
+    (cache,), (before,) = make_caches(1), make_caches(1)
+    mapping, k = make_mapping(), values(5)
+
+    def forward(mapping, loc, k):
+        slot = translate_loc(mapping, loc)[:1]
+        old = cache[0][slot] + 0
+        store_kv(*cache, k, k, translate_loc(mapping, loc))
+        return old, cache[0][slot] + 0
+
+    (old, new), _ = compiled(forward, mapping, LOC, k)
+
+    assert torch.equal(old[0], before[0][mapping[90]])
+    assert torch.equal(new[0], k[0])
+
+
+def test_strided_k_and_v_of_one_projection(compiled, make_mapping, make_caches, oracle):
+    (cache,), (before,) = make_caches(1), make_caches(1)
+    mapping = make_mapping()
+    qkv = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(1))
+
+    def forward(mapping, loc, qkv):
+        _, k, v = qkv.split(2, dim=1)
+        store_kv(*cache, k, v, translate_loc(mapping, loc))
+
+    compiled(forward, mapping, LOC, qkv)
+
+    ids = oracle.translate(mapping, LOC)
+    oracle.same_rows(cache[0], oracle.store(before[0], ids, qkv[:, 2:4]))
+    oracle.same_rows(cache[1], oracle.store(before[1], ids, qkv[:, 4:]))
