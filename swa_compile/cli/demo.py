@@ -58,12 +58,16 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     device = _device(args.device)
     prompts = _prompts(args)
+    if device.type == "cpu":
+        # Layers this small are done before a second thread has woken up, eager or compiled.
+        torch.set_num_threads(1)
     dump = args.dump or tempfile.mkdtemp(prefix="swa-compile-demo-")
     swa_layers = (args.layers + 1) // 2
     console.print(
         f"{args.layers} layers ({swa_layers} sliding-window, window {args.window}), page size "
         f"{args.page_size}, {len(prompts)} requests of {', '.join(str(len(p)) for p in prompts)} "
-        f"tokens, {args.max_new_tokens} new tokens each, on {device}"
+        f"tokens, {args.max_new_tokens} new tokens each, on {device}",
+        soft_wrap=True,
     )
     eager = _decode(args, device, prompts, console, compiled=False, dump=dump)
     ours = _decode(args, device, prompts, console, compiled=True, dump=dump)
@@ -156,7 +160,7 @@ def _show(console: Console, args: argparse.Namespace, eager: _Run, ours: _Run, d
     console.print(table)
     console.print()
     for i, graph in enumerate(ours.reports):
-        console.print(f"graph {i}: {graph.summary()}", markup=False)
+        console.print(f"graph {i}: {graph.summary()}", markup=False, soft_wrap=True)
 
     if not same_tokens:
         raise CheckFailed("the compiled model decoded other tokens than the eager one")
@@ -208,7 +212,9 @@ def _prompts(args: argparse.Namespace) -> list[list[int]]:
             data = Path(args.text).read_bytes()
         except OSError as error:
             raise UsageError(f"cannot read {args.text}: {error.strerror}") from error
-    lengths = [3 * args.window + 5, 2 * args.window, args.window // 2 + 1]
+    # Two requests take the same number of chunks, so that no forward has a single request: B = 1
+    # would be a graph of its own.
+    lengths = [2 * args.window + args.window // 2 + 1, 2 * args.window + 1, args.window // 2 + 1]
     if len(data) < lengths[0]:
         raise UsageError(f"the text has {len(data)} bytes; window {args.window} wants {lengths[0]}")
     return [list(data[start : start + n]) for start, n in zip((0, 100, 200), lengths, strict=True)]

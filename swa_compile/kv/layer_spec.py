@@ -1,0 +1,54 @@
+"""What one attention layer keeps in the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Kind and cache geometry of one layer.
+
+    Attributes:
+        kind: "full" (keeps every token) or "swa" (needs the last `window` tokens).
+        kv_heads: heads of K and V.
+        k_dim: head dimension of K.
+        v_dim: head dimension of V; None for that of K.
+        window: keys that a query sees, itself included (Hugging Face's `sliding_window`); for
+            "swa" layers, and None for "full" ones.
+
+    Raises:
+        ValueError: naming the field, what came and what was wanted.
+    """
+
+    kind: str
+    kv_heads: int
+    k_dim: int
+    v_dim: int | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("full", "swa"):
+            raise ValueError(f"LayerSpec.kind is 'full' or 'swa'; got {self.kind!r}")
+        if self.v_dim is None:
+            object.__setattr__(self, "v_dim", self.k_dim)
+        for name in ("kv_heads", "k_dim", "v_dim"):
+            _positive(name, getattr(self, name))
+        if self.kind == "swa":
+            if self.window is None:
+                raise ValueError("LayerSpec.window is wanted for a layer of kind 'swa'; got None")
+            _positive("window", self.window)
+        elif self.window is not None:
+            raise ValueError(
+                f"LayerSpec.window is None for a layer of kind 'full'; got {self.window!r}"
+            )
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes that one token takes in this layer, K and V together."""
+        assert self.v_dim is not None
+        return self.kv_heads * (self.k_dim + self.v_dim) * itemsize
+
+
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"LayerSpec.{name} is an int of at least 1; got {value!r}")

@@ -1,0 +1,376 @@
+"""The hybrid KV pool: static buffers on the device, slot bookkeeping on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from swa_compile.kv.batch import ForwardBatch
+from swa_compile.kv.layer_spec import LayerSpec
+from swa_compile.kv.requests import Request
+from swa_compile.kv.slots import OutOfSlots, PageList
+
+
+class HybridKVPool(nn.Module):
+    """KV caches of a model that mixes full and sliding-window layers.
+
+    Full layers keep every token in the full pool; sliding-window layers keep the last `window`
+    tokens of each request in the SWA pool. A token is known by its *full* slot, and
+    `full_to_swa_index_mapping` gives its SWA slot. Slot 0 (page 0) of each pool is the sink.
+
+    All tensors are buffers whose addresses never change, so compiled code and CUDA graphs may
+    hold on to them. Slots are handed out on the host; the device is only written, never asked.
+
+    Args:
+        layers: one spec per layer, in order.
+        max_tokens: capacity of the full pool over all requests, rounded up to whole pages.
+        max_requests: requests that can be open at once.
+        max_context: tokens that one request can have; default `max_tokens`.
+        swa_tokens: capacity of the SWA pool, rounded up to whole pages. The default suffices for
+            `max_requests` requests that extend by up to a window of tokens at a time.
+        page_size: tokens per page.
+        dtype, device: of the caches.
+
+    Raises:
+        ValueError: for a size below 1, or no layers.
+    """
+
+    full_to_swa_index_mapping: Tensor  # int64 [full_tokens + page_size + 1], -1 last
+    req_to_token: Tensor  # int32 [max_requests, max_context]: full slot of each position
+
+    def __init__(
+        self,
+        layers: Sequence[LayerSpec],
+        *,
+        max_tokens: int,
+        max_requests: int,
+        max_context: int | None = None,
+        swa_tokens: int | None = None,
+        page_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        if not layers:
+            raise ValueError("HybridKVPool wants at least one layer; got none")
+        max_context = max_tokens if max_context is None else max_context
+        sizes = {
+            "max_tokens": max_tokens,
+            "max_requests": max_requests,
+            "max_context": max_context,
+            "page_size": page_size,
+            "swa_tokens": 1 if swa_tokens is None else swa_tokens,
+        }
+        for name, value in sizes.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"HybridKVPool: {name} is an int of at least 1; got {value!r}")
+        self.layers = tuple(layers)
+        self.page_size = page_size
+        self.max_requests = max_requests
+        self.max_context = max_context
+        windows = [spec.window for spec in self.layers if spec.window is not None]
+        self.window = max(windows, default=None)
+
+        self._full = PageList("full", -(-max_tokens // page_size))
+        self._swa = PageList("SWA", self._swa_page_count(swa_tokens))
+        self._requests: dict[int, Request] = {}
+        self._free_rows = list(range(max_requests - 1, -1, -1))
+
+        for i, spec in enumerate(self.layers):
+            rows = (self.swa_tokens if spec.kind == "swa" else self.full_tokens) + page_size
+            for name, dim in (("k", spec.k_dim), ("v", spec.v_dim)):
+                assert dim is not None
+                cache = torch.zeros(rows, spec.kv_heads, dim, dtype=dtype, device=device)
+                self.register_buffer(f"{name}_cache_{i}", cache, persistent=False)
+        mapping = torch.zeros(self.full_tokens + page_size + 1, dtype=torch.int64, device=device)
+        mapping[-1] = -1
+        self.register_buffer("full_to_swa_index_mapping", mapping, persistent=False)
+        table = torch.zeros(max_requests, max_context, dtype=torch.int32, device=device)
+        self.register_buffer("req_to_token", table, persistent=False)
+
+    # ---- sizes, in tokens -------------------------------------------------------------------
+
+    @property
+    def full_tokens(self) -> int:
+        """Capacity of the full pool, the sink not counted."""
+        return self._full.pages * self.page_size
+
+    @property
+    def swa_tokens(self) -> int:
+        """Capacity of the SWA pool, the sink not counted; 0 where no layer slides."""
+        return self._swa.pages * self.page_size
+
+    @property
+    def full_free(self) -> int:
+        """Free slots of the full pool; a page that is partly used is not free."""
+        return self._full.free * self.page_size
+
+    @property
+    def swa_free(self) -> int:
+        """Free slots of the SWA pool; a page that is partly used is not free."""
+        return self._swa.free * self.page_size
+
+    def swa_pages_bound(self, extend: int) -> int:
+        """Most SWA pages that a request can hold while it is extended by `extend` tokens.
+
+        Evicted first, it keeps what the next query sees, `window - 1` tokens, which with the new
+        ones may begin and end inside a page.
+        """
+        if self.window is None:
+            return 0
+        return -(-(self.window - 1 + extend) // self.page_size) + 1
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes of the caches: {"full": ..., "swa": ...}."""
+        total = {"full": 0, "swa": 0}
+        for i, spec in enumerate(self.layers):
+            total[spec.kind] += self.k_cache(i).nbytes + self.v_cache(i).nbytes
+        return total
+
+    def full_only_nbytes(self) -> int:
+        """Bytes that the caches would take if every layer kept every token."""
+        itemsize = self.k_cache(0).itemsize
+        rows = self.full_tokens + self.page_size
+        return sum(spec.row_bytes(itemsize) for spec in self.layers) * rows
+
+    # ---- caches -----------------------------------------------------------------------------
+
+    def k_cache(self, layer: int) -> Tensor:
+        """K of `layer`: `[tokens + page_size, kv_heads, k_dim]`.
+
+        Raises:
+            IndexError: there is no such layer.
+        """
+        return self._cache("k", layer)
+
+    def v_cache(self, layer: int) -> Tensor:
+        """V of `layer`: `[tokens + page_size, kv_heads, v_dim]`.
+
+        Raises:
+            IndexError: there is no such layer.
+        """
+        return self._cache("v", layer)
+
+    def _cache(self, name: str, layer: int) -> Tensor:
+        if not 0 <= layer < len(self.layers):
+            raise IndexError(f"layer {layer} of a pool of {len(self.layers)} layers")
+        cache: Tensor = getattr(self, f"{name}_cache_{layer}")
+        return cache
+
+    # ---- the life of a request --------------------------------------------------------------
+
+    def open(self) -> int:
+        """Open a request; its id, a row of `req_to_token`.
+
+        Raises:
+            OutOfSlots: `max_requests` are open.
+        """
+        if not self._free_rows:
+            raise OutOfSlots(f"all {self.max_requests} request rows are in use")
+        row = self._free_rows.pop()
+        self._requests[row] = Request()
+        return row
+
+    def length(self, request: int) -> int:
+        """Tokens of `request` that have slots."""
+        return self._request(request).length
+
+    def extend(self, request: int, tokens: int) -> Tensor:
+        """Give `request` slots for `tokens` more; their full slots, int64 `[tokens]`.
+
+        Raises:
+            OutOfSlots: a pool or the request's context is too small; nothing was changed.
+            ValueError: `tokens` is negative. KeyError: there is no such request.
+        """
+        return self._extend({request: tokens}, evict=False)
+
+    def evict(self, request: int) -> int:
+        """Give back the SWA pages that no later query can see; how many tokens that freed.
+
+        Raises:
+            KeyError: there is no such request.
+        """
+        pages = self._evict({request: self._request(request)})
+        return pages * self.page_size
+
+    def close(self, request: int) -> None:
+        """End `request` and free all its slots.
+
+        Raises:
+            KeyError: there is no such request (it may have been closed before).
+        """
+        state = self._request(request)
+        self._full.give(reversed(state.full_pages))
+        self._swa.give(reversed(state.swa_pages))
+        self._map(state.full_pages, [0] * len(state.full_pages))
+        self.req_to_token[request].zero_()
+        del self._requests[request]
+        self._free_rows.append(request)
+
+    def batch(
+        self,
+        pieces: Mapping[int, Sequence[int]] | Sequence[tuple[int, Sequence[int]]],
+        *,
+        width: int | None = None,
+    ) -> ForwardBatch:
+        """Slots and index tensors for one forward: evict, extend, describe.
+
+        Args:
+            pieces: new token ids of each request; none twice. All are extended, or none.
+            width: columns of the page table; default: the least power of two that suffices, so
+                that a growing request changes the shape seldom.
+
+        Returns:
+            The batch, on the pool's device. No pieces give a batch of N = 0, B = 0.
+
+        Raises:
+            OutOfSlots: as `extend`; nothing was changed.
+            ValueError: a request stands twice, or `width` is too small. KeyError: unknown request.
+        """
+        items = list(pieces.items()) if isinstance(pieces, Mapping) else list(pieces)
+        counts = {request: len(ids) for request, ids in items}
+        if len(counts) != len(items):
+            raise ValueError("a request stands twice in one batch")
+        lengths = {request: self._request(request).length + n for request, n in counts.items()}
+        width = self._table_width(lengths.values(), width)
+        starts = {request: self._requests[request].length for request in counts}
+        loc = self._extend(counts, evict=True)
+        positions = [starts[r] + i for r, n in counts.items() for i in range(n)]
+        offsets = [0]
+        for n in counts.values():
+            offsets.append(offsets[-1] + n)
+        return ForwardBatch(
+            input_ids=self._tensor([i for _, ids in items for i in ids], torch.int64),
+            positions=self._tensor(positions, torch.int64),
+            out_cache_loc=loc,
+            page_table=self.page_table(list(counts), width),
+            seq_lens=self._tensor(list(lengths.values()), torch.int32),
+            cu_seqlens_q=self._tensor(offsets, torch.int32),
+            full_to_swa_index_mapping=self.full_to_swa_index_mapping,
+        )
+
+    def page_table(self, requests: Sequence[int], width: int | None = None) -> Tensor:
+        """Full page ids of `requests`, int32 `[B, width]`, 0 past the live pages.
+
+        Raises:
+            ValueError: `width` is too small. KeyError: there is no such request.
+        """
+        states = [self._request(request) for request in requests]
+        width = self._table_width([state.length for state in states], width)
+        rows = [state.full_pages + [0] * (width - len(state.full_pages)) for state in states]
+        return self._tensor(rows, torch.int32).view(len(rows), width)
+
+    # ---- bookkeeping ------------------------------------------------------------------------
+
+    def _swa_page_count(self, swa_tokens: int | None) -> int:
+        if self.window is None:
+            return 0
+        if swa_tokens is not None:
+            return -(-swa_tokens // self.page_size)
+        return min(self._full.pages, self.max_requests * self.swa_pages_bound(self.window))
+
+    def _request(self, request: int) -> Request:
+        if request not in self._requests:
+            raise KeyError(f"there is no open request {request}")
+        return self._requests[request]
+
+    def _table_width(self, lengths: object, width: int | None) -> int:
+        longest = max(lengths, default=0)  # type: ignore[call-overload]
+        needed = -(-longest // self.page_size)
+        if width is None:
+            return 1 << max(needed - 1, 0).bit_length()
+        if width < needed:
+            raise ValueError(f"a page table of width {width} cannot hold {needed} pages")
+        return width
+
+    def _extend(self, counts: Mapping[int, int], *, evict: bool) -> Tensor:
+        states = {request: self._request(request) for request in counts}
+        self._refuse_what_does_not_fit(counts, states, evict=evict)
+        if evict:
+            self._evict(states)
+        full_pages: list[int] = []
+        swa_pages: list[int] = []
+        slots: list[int] = []
+        for request, tokens in counts.items():
+            state = states[request]
+            more = state.pages_for(tokens, self.page_size)
+            new = self._full.take(more)
+            state.full_pages += new
+            full_pages += new
+            if self.window is not None:
+                new = self._swa.take(more)
+                state.swa_pages += new
+                swa_pages += new
+            slots += state.slots(state.length, tokens, self.page_size)
+            state.length += tokens
+        if self.window is not None:
+            self._map(full_pages, swa_pages)
+        loc = self._tensor(slots, torch.int64)
+        start = 0
+        for request, tokens in counts.items():
+            end = states[request].length
+            part = loc[start : start + tokens]
+            self.req_to_token[request, end - tokens : end] = part.to(torch.int32)
+            start += tokens
+        return loc
+
+    def _refuse_what_does_not_fit(
+        self, counts: Mapping[int, int], states: Mapping[int, Request], *, evict: bool
+    ) -> None:
+        wanted = freed = 0
+        for request, tokens in counts.items():
+            state = states[request]
+            if tokens < 0:
+                raise ValueError(f"request {request} cannot be extended by {tokens} tokens")
+            if state.length + tokens > self.max_context:
+                raise OutOfSlots(
+                    f"request {request} has {state.length} tokens and cannot take {tokens} more: "
+                    f"the context is {self.max_context}"
+                )
+            wanted += state.pages_for(tokens, self.page_size)
+            if evict and self.window is not None:
+                freed += state.evictable(self.window, self.page_size)
+        for pool, has in ((self._full, self._full.free), (self._swa, self._swa.free + freed)):
+            if pool is self._swa and self.window is None:
+                continue
+            if wanted > has:
+                raise OutOfSlots(
+                    f"the {pool.name} pool has {has} of {pool.pages} pages of {self.page_size} "
+                    f"tokens free; {wanted} were wanted"
+                )
+
+    def _evict(self, states: Mapping[int, Request]) -> int:
+        if self.window is None:
+            return 0
+        full_pages: list[int] = []
+        for state in states.values():
+            count = state.evictable(self.window, self.page_size)
+            self._swa.give(state.swa_pages[:count])
+            del state.swa_pages[:count]
+            full_pages += state.full_pages[state.evicted : state.evicted + count]
+            state.evicted += count
+        self._map(full_pages, [0] * len(full_pages))
+        return len(full_pages)
+
+    def _map(self, full_pages: Sequence[int], swa_pages: Sequence[int]) -> None:
+        """Point the slots of each full page at those of its SWA page; SWA page 0: at none."""
+        if not full_pages:
+            return
+        offsets = torch.arange(self.page_size)
+        full = torch.tensor(full_pages)[:, None] * self.page_size + offsets
+        page = torch.tensor(swa_pages)[:, None]
+        swa = torch.where(page == 0, 0, page * self.page_size + offsets)
+        index, values = self._to_device(full.flatten()), self._to_device(swa.flatten())
+        self.full_to_swa_index_mapping.index_put_((index,), values)
+
+    def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
+        return self._to_device(torch.tensor(values, dtype=dtype))
+
+    def _to_device(self, host: Tensor) -> Tensor:
+        device = self.full_to_swa_index_mapping.device
+        if device.type == "cpu":
+            return host
+        # From pinned memory the copy runs on the stream and the host does not wait for it.
+        return host.pin_memory().to(device, non_blocking=True)

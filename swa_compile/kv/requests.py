@@ -1,0 +1,41 @@
+"""What the pool knows of one request, on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Request:
+    """The pages of one request.
+
+    Attributes:
+        length: tokens that have slots.
+        full_pages: full page of each logical page.
+        swa_pages: SWA page of each logical page from `evicted` on.
+        evicted: leading logical pages that gave their SWA page back.
+    """
+
+    length: int = 0
+    full_pages: list[int] = field(default_factory=list)
+    swa_pages: list[int] = field(default_factory=list)
+    evicted: int = 0
+
+    def pages_for(self, more: int, page_size: int) -> int:
+        """How many further pages `more` tokens need."""
+        return -(-(self.length + more) // page_size) - len(self.full_pages)
+
+    def evictable(self, window: int, page_size: int) -> int:
+        """How many further leading pages no query can see any more.
+
+        The next query stands at position `length` and sees `length - window + 1` and later.
+        """
+        return max(0, self.length - window + 1) // page_size - self.evicted
+
+    def slots(self, start: int, count: int, page_size: int) -> list[int]:
+        """Full slots of the positions `start ... start + count - 1`."""
+        pages = self.full_pages
+        return [
+            pages[position // page_size] * page_size + position % page_size
+            for position in range(start, start + count)
+        ]
