@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from swa_compile.cli.device import add_device_option, chosen_device
 from swa_compile.cli.errors import CheckFailed, UsageError
 
 # Largest difference of a cache element between eager and compiled float32 code that rounding
@@ -33,7 +34,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=12, help="layers, half of them swa")
     parser.add_argument("--window", type=int, default=64, help="keys that an swa layer sees")
     parser.add_argument("--page-size", type=int, default=1, choices=(1, 16, 64))
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    add_device_option(parser)
     parser.add_argument("--max-new-tokens", type=int, default=96, help="tokens to decode")
     parser.add_argument("--dump", metavar="DIR", help="folder for the graph dumps")
     return parser
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         CheckFailed: where eager and compiled differ, or more than one translation node is left.
     """
     console = Console(highlight=False)
-    device = _device(args.device)
+    device = chosen_device(args.device)
     prompts = _prompts(args)
     if device.type == "cpu":
         # Layers this small are done before a second thread has woken up, eager or compiled.
@@ -186,17 +187,6 @@ def _time_per_token(one: _Run, requests: int) -> str:
     # The first steps hold compilation; the median does not see them.
     step = statistics.median(one.result.step_seconds or [float("nan")])
     return f"{step / requests * 1e3:.2f} ms ({step * 1e3:.2f} ms a decode step)"
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from error
-    return device
 
 
 def _prompts(args: argparse.Namespace) -> list[list[int]]:

@@ -1,0 +1,162 @@
+"""The operator `swa::paged_attention`: causal, sliding-window, with softcap and sinks.
+
+Its reference, which stands in `attention_reference`, runs on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .attention_checks import check_contents, check_inputs
+from .attention_reference import Keys, attention_on_cpu, attention_on_gpu
+from .checks import Size
+from .library import define
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    page_size: int = 1,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of ragged queries over the paged caches of their requests.
+
+    Query i of a request with `n_q` new tokens stands at position `seq_len - n_q + i` and sees the
+    keys at positions up to its own, the last `window` of them where a window is given. The token
+    at position t of request b lies in row `page_table[b, t // page_size] * page_size + t %
+    page_size` of the caches.
+
+    Args:
+        q: `[N, H_q, D]`, the requests' new tokens one after another.
+        k_cache: `[rows, H_kv, D]`; H_q is a multiple of H_kv (grouped-query attention). float8
+            caches are read as they are, without a scale.
+        v_cache: `[rows, H_kv, D_v]`.
+        page_table: int32 or int64 `[B, P]`; entries that no query sees are not read.
+        seq_lens: int32 or int64 `[B]`, tokens in the cache, new ones included.
+        cu_seqlens_q: int32 or int64 `[B + 1]`, where each request's queries start, from 0; the
+            last value is their number, at most N.
+        page_size: tokens per page.
+        scale: factor on the scores, `D ** -0.5` by default.
+        window: number of keys a query sees, itself included (`sliding_window` of Hugging Face
+            models); None for all.
+        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv:2408.00118);
+            0 for none.
+        sinks: `[H_q]`, logits that take part in the softmax's denominator alone (gpt-oss,
+            arXiv:2508.10925).
+
+    Returns:
+        `[N, H_q, D_v]` in q's dtype, computed in float32. Zeros in rows past `cu_seqlens_q[-1]`
+        and for requests with `seq_len == 0`.
+
+    Raises:
+        TypeError, ValueError: dtype, rank, device or size is wrong, or (on the CPU) lengths
+            contradict each other or a key that a query sees lies outside the caches.
+    """
+    return torch.ops.swa.paged_attention.default(
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        seq_lens,
+        cu_seqlens_q,
+        page_size=page_size,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+    )
+
+
+def kernel_of(attention: Callable[[Tensor, Keys, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The kernel that computes by `attention`: (q, keys, seq_lens, cu_seqlens_q) -> float32."""
+
+    @torch.no_grad()
+    def kernel(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        seq_lens: Tensor,
+        cu_seqlens_q: Tensor,
+        *,
+        page_size: int = 1,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        out = _fake_attention(
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            seq_lens,
+            cu_seqlens_q,
+            page_size=page_size,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        if out.is_cpu:  # on a GPU it would take a synchronization
+            rows = min(k_cache.shape[0], v_cache.shape[0])
+            lengths = (page_table, seq_lens, cu_seqlens_q)
+            check_contents(q.shape[0], rows, *lengths, page_size, window)
+        if not out.numel() or not page_table.numel():
+            return out.zero_()
+        if scale is None:
+            scale = q.shape[2] ** -0.5
+        keys = Keys(k_cache, v_cache, page_table, page_size, window, scale, softcap, sinks)
+        return out.copy_(attention(q, keys, seq_lens, cu_seqlens_q))
+
+    return kernel
+
+
+def _fake_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    page_size: Size = 1,
+    scale: float | None = None,
+    window: Size | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The checks and the empty result, with or without data."""
+    check_inputs(
+        q,
+        k_cache,
+        v_cache,
+        page_table,
+        seq_lens,
+        cu_seqlens_q,
+        page_size,
+        window,
+        softcap,
+        sinks,
+    )
+    return torch.empty((q.shape[0], q.shape[1], v_cache.shape[2]), dtype=q.dtype, device=q.device)
+
+
+define(
+    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table,"
+    " Tensor seq_lens, Tensor cu_seqlens_q, *, SymInt page_size=1, float? scale=None,"
+    " SymInt? window=None, float softcap=0.0, Tensor? sinks=None) -> Tensor",
+    fake=_fake_attention,
+    CPU=kernel_of(attention_on_cpu),
+    CUDA=kernel_of(attention_on_gpu),
+)
