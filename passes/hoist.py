@@ -113,7 +113,7 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
         )
         for i, value in enumerate(free):
             item = emit.call(operator.getitem, result.node, i, like=value.uses[0].call)
-            _answer(value, item, emit)
+            _answer(value, item)
         prologue.close(emit)
 
     for value in values:
@@ -133,9 +133,9 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
         op, args = named_call(value.op.name(), value.mapping, value.loc, value.page_size)
         single = emit.call(op, *args, like=call)
         result.single.append(single)
-        _answer(value, single, emit)
         if early:
             prologue.close(emit)
+        _answer(value, single)
     return result
 
 
@@ -154,13 +154,18 @@ def source_line(node: Node) -> str:
     return place
 
 
-def _answer(value: TranslatedValue, translated: Node, emit: Emitter) -> None:
-    """Give every use of `value` its view of `translated` and remove the calls."""
+def _answer(value: TranslatedValue, translated: Node) -> None:
+    """Give every use of `value` its view of `translated` and remove the calls.
+
+    A view is made where the first call stood that needs it: there the sizes are known that it is
+    made with. It computes nothing, and what there is to move moves with the invariants.
+    """
     views: dict[tuple[Node, ...], Node] = {(): translated}
     for use in value.uses:
         (like,) = tensors(use.call)
         view = views.get(use.steps)
         if view is None:
+            emit = Emitter(use.call.graph, use.call.prev)
             view = views[use.steps] = replay(use.steps, translated, like, emit)
         _keep_outputs_apart(use.call)
         use.call.replace_all_uses_with(view)

@@ -15,9 +15,9 @@ import sympy
 import torch
 from torch.fx import Node
 
-from .emit import Emitter, same_size, size_of
+from .emit import Emitter, same_layout, same_size, size_of
 from .lower import constant
-from .schema import View, tensors
+from .schema import View, history, tensors
 
 aten = torch.ops.aten
 
@@ -40,8 +40,14 @@ class RowIndex:
 
     @classmethod
     def of(cls, view: View) -> RowIndex | None:
-        """The index form of `view`, or None where none is known to be right."""
+        """The index form of `view`, or None where none is known to be right.
+
+        torch describes a view by the strides and the offset that its base had when the forward
+        began. So the form is only taken where nothing on the way from there has another layout.
+        """
         (base,) = tensors(view.base)
+        if not all(_same_place(base, tensors(node)[0]) for node in history(view.base)):
+            return None
         if view.kind == "whole":
             return cls()
         if view.kind == "slice":
@@ -102,12 +108,19 @@ class RowIndex:
         return index
 
 
+def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return same_layout(a, b) and same_size(a.storage_offset(), b.storage_offset())
+
+
 def _positions(away: Any, dims: list[tuple[int, Any, Any]]) -> tuple[tuple[int, int], ...] | None:
     """The position in each of `dims` (dimension, size, stride) that stands `away` elements in."""
     if len(dims) == 1:
-        dim, _, stride = dims[0]
+        dim, size, stride = dims[0]
         position = _quotient(away, size_of(stride))
-        return None if position is None or position < 0 else ((dim, position),)
+        count = size_of(size)
+        if position is None or position < 0 or not isinstance(count, int) or position >= count:
+            return None
+        return ((dim, position),)
     known = [(dim, size_of(size), size_of(stride)) for dim, size, stride in dims]
     if not all(isinstance(x, int) for entry in (*known, (away,)) for x in entry):
         return None

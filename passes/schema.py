@@ -130,6 +130,32 @@ def updated_base(item: Node) -> Node | None:
     return call.bases[index - call.returns] if index >= call.returns else None
 
 
+def history(node: Node) -> list[Node]:
+    """What `node` may have been before the forward updated it: `node` first, the oldest last.
+
+    Goes back through views, functionalized writes, and anything that has the dtype and rank of
+    its first operand and so could be an update of it (`cache.add_(1)` is `add(cache, 1)` here).
+    """
+    found = [node]
+    while node.op == "call_function":
+        base = updated_base(node)
+        source = node.args[0] if base is None and node.args else base
+        if not isinstance(source, Node):
+            break
+        if base is None and not is_view(node):
+            before, after = tensors(source), tensors(node)
+            if not (len(before) == len(after) == 1 and _alike(before[0], after[0])):
+                break
+        node = source
+        found.append(node)
+    return found
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True where `b` could be `a` after an update: same dtype and rank."""
+    return a.dtype is b.dtype and a.dim() == b.dim()
+
+
 def functionalized_call(node: Node) -> FunctionalizedCall | None:
     """`node` as a functionalized call, or None where it is none (or not of version 2)."""
     if node.op != "call_function" or node.target is not auto_functionalized_v2:

@@ -15,11 +15,11 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.checks import is_float8
-from .emit import Emitter, size_of
+from .emit import Emitter, same_size, size_of
 from .lower import as_int64, checked_ids
 from .report import Cache
 from .row_index import RowIndex
-from .schema import FunctionalizedCall, functionalized_call, is_store, tensors, updated_base
+from .schema import FunctionalizedCall, functionalized_call, history, is_store, tensors
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -57,7 +57,7 @@ def describe_caches(calls: list[FunctionalizedCall]) -> list[Cache]:
     found: dict[str, Cache] = {}
     for call in calls:
         for base in call.bases:
-            root = _input_behind(base)
+            root = history(base)[-1]
             (value,) = tensors(root)
             shape = tuple(
                 size if isinstance(size := size_of(dim), int) else str(size) for dim in value.shape
@@ -70,45 +70,95 @@ def describe_caches(calls: list[FunctionalizedCall]) -> list[Cache]:
 
 def lower_stores(graph: Graph) -> int:
     """Lower the stores that have a form as an index; returns how many."""
-    # Each is looked at anew: what one store leaves is the base of the next.
-    nodes = [call.node for call in find_stores(graph)]
-    return sum(_lower(graph, call) for node in nodes if (call := functionalized_call(node)))
+    # All forms are found ahead of the first change: a store that is lowered leaves its base with
+    # another layout than the one that torch described the next view by.
+    plans = {}
+    for call in find_stores(graph):
+        plan = _plan(call)
+        if plan is not None:
+            plans[call.node] = plan
+    _drop_mixtures(graph, plans)
+    for node, plan in plans.items():
+        _lower(graph, node, plan)
+    return len(plans)
 
 
-def _lower(graph: Graph, call: FunctionalizedCall) -> bool:
-    """One store; False (and the graph as it was) where it has to stay opaque."""
-    name = call.op._schema.name
+@dataclass(frozen=True)
+class _Write:
+    """One cache of one store: which argument, and its index form."""
+
+    cache: str
+    rows: str
+    scale: str
+    index: RowIndex
+
+
+def _plan(call: FunctionalizedCall) -> list[_Write] | None:
+    """How to write each cache of a store; None where it has to stay opaque."""
     plan = []
-    for cache_name, rows_name, scale_name in _OUR_STORES.get(name, ()):
-        view = call.written[cache_name]
+    for cache, rows, scale in _OUR_STORES.get(call.op._schema.name, ()):
+        view = call.written[cache]
         index = RowIndex.of(view) if view is not None else None
-        if view is None or index is None:
-            return False
-        plan.append((view, index, call.args[rows_name], call.args.get(scale_name)))
-    if not plan:
-        return False
+        if index is None:
+            return None
+        plan.append(_Write(cache, rows, scale, index))
+    return plan or None
 
+
+def _drop_mixtures(graph: Graph, plans: dict[Node, list[_Write]]) -> None:
+    """Take out stores into a base that opaque writes see, too, unless its layout is plain.
+
+    An opaque write views its base by absolute strides and offset. What `index_put` leaves is
+    contiguous from offset 0, so the two only go together where the base always was.
+    """
+    calls = [call for node in graph.nodes if (call := functionalized_call(node)) is not None]
+    roots = {call.node: {history(base)[-1] for base in call.bases} for call in calls}
+    changed = True
+    while changed:
+        opaque = {root for call in calls if call.node not in plans for root in roots[call.node]}
+        mixed = {root for root in opaque if not _is_plain(root)}
+        dropped = [node for node in plans if roots[node] & mixed]
+        for node in dropped:
+            del plans[node]
+        changed = bool(dropped)
+
+
+def _is_plain(node: Node) -> bool:
+    (value,) = tensors(node)
+    return value.is_contiguous() and same_size(value.storage_offset(), 0)
+
+
+def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:
+    call = functionalized_call(node)
+    assert call is not None
+    name = call.op._schema.name
     # Ahead of the store: what it reads stands there. All checks come ahead of all writes.
     emit = Emitter(graph, call.node.prev)
     loc: Node = call.args["loc"]
     what = f"{name}: argument 'loc'"
     slots = []
-    for view, index, _, _ in plan:
-        ids = as_int64(checked_ids(loc, index.rows(view, emit), what, emit), emit)
+    for write in writes:
+        view = call.written[write.cache]
+        assert view is not None
+        ids = as_int64(checked_ids(loc, write.index.rows(view, emit), what, emit), emit)
         # "none" goes to the sink row; plain indexing would wrap to the last row instead.
         slots.append(emit.call(aten.clamp_min.default, ids, 0, like=loc))
     new: dict[int, Node] = {}
-    for (view, index, rows, scale), slot in zip(plan, slots, strict=True):
+    for write, slot in zip(writes, slots, strict=True):
+        view = call.written[write.cache]
+        assert view is not None
         # A second view of one base writes into what the first one left.
         base = new.get(view.base_index, view.base)
         (cache,) = tensors(view.base)
+        rows, scale = call.args[write.rows], call.args.get(write.scale)
         values = _as_cache_dtype(rows, scale, cache.dtype, emit)
+        index = write.index.tensors(slot, emit)
         new[view.base_index] = emit.call(
-            aten.index_put.default, base, index.tensors(slot, emit), values, like=call.node
+            aten.index_put.default, base, index, values, like=call.node
         )
-    for position, node in new.items():
+    for position, stored in new.items():
         for item in call.result(position):
-            item.replace_all_uses_with(node)
+            item.replace_all_uses_with(stored)
             graph.erase_node(item)
     for user in list(call.node.users):
         if not user.users:  # the None that an op without returns gives
@@ -118,7 +168,6 @@ def _lower(graph: Graph, call: FunctionalizedCall) -> bool:
         everything = [None] * call.returns + [new.get(i, b) for i, b in enumerate(call.bases)]
         _replace_tuple(call.node, everything)
     graph.erase_node(call.node)
-    return True
 
 
 def _replace_tuple(node: Node, items: list[Any]) -> None:
@@ -141,13 +190,3 @@ def _as_cache_dtype(rows: Node, scale: Any, dtype: torch.dtype, emit: Emitter) -
         rows = emit.call(aten.clamp_max.default, rows, limit, like=rows)
         return emit.call(convert, rows, dtype, like=rows)
     return rows if value.dtype is dtype else emit.call(convert, rows, dtype, like=rows)
-
-
-def _input_behind(node: Node) -> Node:
-    """The graph input that a base, after any number of stores, goes back to."""
-    while node.op == "call_function":
-        source = updated_base(node) or (node.args[0] if node.args else None)
-        if not isinstance(source, Node):
-            break
-        node = source
-    return node

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from ..ops.marks import translation_mark
 from .numbering import Numbering
 from .origins import Origin, Origins
-from .schema import bind, is_view, tensors, updated_base
+from .schema import bind, history
 from .views import covers, is_part, peel
 
 
@@ -157,7 +157,7 @@ def _absorb(
 def _judge(value: TranslatedValue, origins: Origins) -> tuple[str, str] | None:
     """Why `value` cannot join the one node, as (code, message), or None."""
     mapping, loc = value.mapping, value.loc
-    storage = _storage(mapping)
+    storage = history(mapping)[-1]
     written = origins.touches_written(mapping) | origins.touches_written(loc)
     if storage in origins.written:
         written |= {storage}
@@ -187,23 +187,3 @@ def _judge(value: TranslatedValue, origins: Origins) -> tuple[str, str] | None:
             f"the ids '{loc.name}' depend on floating-point values that layers compute",
         )
     return None
-
-
-def _storage(node: Node) -> Node:
-    """The graph input whose contents `node` continues: through views, writes and updates."""
-    while node.op == "call_function":
-        base = updated_base(node)
-        source = node.args[0] if base is None and node.args else base
-        if not isinstance(source, Node):
-            break
-        if base is None and not is_view(node):
-            before, after = tensors(source), tensors(node)
-            if not (len(before) == len(after) == 1 and _alike(before[0], after[0])):
-                break
-        node = source
-    return node
-
-
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True where `b` could be `a` after an update: same dtype and rank."""
-    return a.dtype is b.dtype and a.dim() == b.dim()

@@ -44,8 +44,7 @@ _SAME = frozenset(
 )
 _PART = frozenset({aten.slice.Tensor, aten.select.int})
 
-# The largest id that each integer dtype can hold.
-_WIDTH = {torch.int8: 7, torch.uint8: 8, torch.int16: 15, torch.int32: 31, torch.int64: 63}
+_INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def cast_dtype(node: Node) -> torch.dtype | None:
@@ -60,12 +59,12 @@ def cast_dtype(node: Node) -> torch.dtype | None:
 
 
 def widens(node: Node) -> bool:
-    """True for a cast that no id can be lost in."""
+    """True for a cast that no id can be lost in, between dtypes that ids may have."""
     to = cast_dtype(node)
-    if to is None:
+    if to not in _INDEX_DTYPES:
         return False
     (value,) = tensors(node.args[0])  # type: ignore[arg-type]
-    return _WIDTH.get(value.dtype, 99) <= _WIDTH.get(to, -1)
+    return value.dtype is to or (value.dtype is torch.int32 and to is torch.int64)
 
 
 def is_same(node: Node) -> bool:
@@ -104,10 +103,11 @@ def covers(parent: Node, parts: list[Node]) -> bool:
     for dim, intervals in spans.items():
         at: Any = 0
         while not same_size(at, value.shape[dim]):
-            after = next((end for start, end in intervals if same_size(start, at)), None)
-            if after is None or same_size(after, at):
+            following = next((span for span in intervals if same_size(span[0], at)), None)
+            if following is None:
                 break
-            at = after
+            intervals.remove(following)  # each part once: an empty or reversed one leads nowhere
+            at = following[1]
         else:
             return True
     return False
