@@ -8,20 +8,22 @@ from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph
 
 from .. import ops
 from ..ops import marks
+from .bodies import body_report, body_reports, with_bodies
 from .dump import StageDump
 from .errors import HoistError, PassError
-from .hoist import Hoisted, Prologue, hoist, source_line
+from .hoist import Prologue, hoist
 from .invariants import hoist_invariants
 from .lower import lower
 from .materialize import materialize, register_inductor_lowering
 from .options import PassOptions
-from .report import GraphReport, Refusal, publish, retract
+from .report import GraphReport, publish, retract
 from .schema import is_functionalized_v1
 from .stores import describe_caches, find_stores, lower_stores
+from .subgraphs import is_subgraph, lift
 from .verify import verify, writes_per_input
 
 
@@ -57,14 +59,17 @@ class HoistPipeline(CustomGraphPass):
             PassError: where the result would break a rule of the passes, or the graph was
                 functionalized with version 1 of the wrapper.
         """
+        _refuse_v1(graph)
+        if is_subgraph(graph):
+            # Inductor gives the pass each body ahead of the graph that calls it, and only the
+            # caller knows where a translation can go. Should nobody call it after all, the
+            # report that is published here says that its translations were left.
+            publish(body_report(graph, self.options))
+            return
+        for report in body_reports(graph):
+            retract(report)
         observer = StageDump.begin(self.options.dump_dir)
-        report = run(graph, self.options, observer)
-        # Inductor gives the pass each subgraph first, as if it were a graph of its own.
-        for _, child, _, _ in _subgraphs(graph):
-            retract(child)
-        if graph.owning_module is not None:
-            graph.owning_module.meta["swa_compile_report"] = report
-        report = observer.finish(report)
+        report = observer.finish(run(graph, self.options, observer))
         publish(report)
         if self.options.strict and report.translations_left:
             raise HoistError(_strict_message(report))
@@ -75,12 +80,12 @@ class HoistPipeline(CustomGraphPass):
 
 
 def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
-    """All stages on `graph`; the report of what they did."""
-    _refuse_v1(graph)
+    """All stages on `graph` and the bodies that it calls; the report of what they did."""
     observer.stage("functional", graph)
     writes = writes_per_input(graph)
+    if lift(graph):
+        observer.stage("lifted", graph)
     prologue = Prologue.of(graph)
-
     hoisted = hoist(graph, prologue)
     observer.stage("hoisted", graph)
 
@@ -93,60 +98,21 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     materialize(graph, prologue)
     verify(graph, prologue, hoisted.single, writes, (len(stores), lowered))
     observer.stage("lowered", graph)
-    return _report(
-        graph,
-        hoisted,
-        GraphReport(
-            invariants_hoisted=invariants,
-            stores_found=len(stores),
-            stores_lowered=lowered,
-            caches=caches,
-        ),
-    )
 
-
-def _report(graph: Graph, hoisted: Hoisted, own: GraphReport) -> GraphReport:
-    """The record of this graph, with what stands in its subgraphs."""
-    nodes = (hoisted.node is not None) + len(hoisted.single)
-    refused = list(hoisted.refused)
-    values = list(hoisted.values)
-    found, left = hoisted.found, hoisted.left
-    stores_found, stores_lowered = own.stores_found, own.stores_lowered
-    invariants = own.invariants_hoisted
-    caches = list(own.caches)
-    for name, child, times, caller in _subgraphs(graph):
-        found += child.translations_found * times
-        nodes += child.translation_nodes
-        left += child.translation_nodes
-        values += child.values
-        stores_found += child.stores_found * times
-        stores_lowered += child.stores_lowered * times
-        invariants += child.invariants_hoisted
-        caches += child.caches
-        refused += [
-            Refusal(
-                "IN_SUBGRAPH",
-                f"translated inside '{name}', which runs apart from this graph's prologue; "
-                "translate ahead of the branch or loop and hand the result in",
-                f"{name}.{value.loc}",
-                value.source or source_line(caller),
-            )
-            for value in child.values
-        ]
-    return GraphReport(
-        translations_found=found,
-        translations_left=left,
-        translation_nodes=nodes,
-        values=values,
-        refused=refused,
+    named = {name for value in hoisted.values for name in (value.mapping, value.loc)}
+    own = GraphReport(
+        translations_found=hoisted.found,
+        translations_left=hoisted.left,
+        translation_nodes=(hoisted.node is not None) + len(hoisted.single),
+        values=hoisted.values,
+        refused=hoisted.refused,
         invariants_hoisted=invariants,
-        stores_found=stores_found,
-        stores_lowered=stores_lowered,
+        stores_found=len(stores),
+        stores_lowered=lowered,
         caches=caches,
-        inputs=_input_places(
-            graph, {name for v in values for name in (v.mapping, v.loc)} | {c.name for c in caches}
-        ),
+        inputs=_input_places(graph, named | {cache.name for cache in caches}),
     )
+    return with_bodies(own, graph)
 
 
 def _input_places(graph: Graph, names: set[str]) -> dict[str, int]:
@@ -158,22 +124,6 @@ def _input_places(graph: Graph, names: set[str]) -> dict[str, int]:
             if isinstance(place, int):
                 places[node.name] = place
     return places
-
-
-def _subgraphs(graph: Graph) -> list[tuple[str, GraphReport, int, Node]]:
-    """(name, report, number of calls, a caller) of each subgraph that the passes went through."""
-    module = graph.owning_module
-    found: dict[str, tuple[str, GraphReport, int, Node]] = {}
-    for node in graph.nodes:
-        child = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if not isinstance(child, GraphModule) or not node.users:
-            continue
-        report = child.meta.get("swa_compile_report")
-        if report is not None:
-            name = str(node.target)
-            times = len(node.users) + (found[name][2] if name in found else 0)
-            found[name] = (name, report, times, next(iter(node.users)))
-    return list(found.values())
 
 
 def _refuse_v1(graph: Graph) -> None:

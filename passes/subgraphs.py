@@ -67,14 +67,17 @@ def callers(graph: Graph, child: GraphModule) -> list[Node]:
     ]
 
 
-def lift(graph: Graph) -> None:
-    """Lift what can be lifted out of the subgraphs of `graph`, innermost first."""
-    for child in children(graph).values():
-        lift(child.graph)
+def lift(graph: Graph) -> int:
+    """Lift what can be lifted out of the subgraphs of `graph`, innermost first.
+
+    Returns:
+        How many inputs the bodies got.
+    """
+    lifted = sum(lift(child.graph) for child in children(graph).values())
     for call in _calls_of_subgraphs(graph):
-        if not call.is_first:
-            continue
-        _lift_from(call, graph)
+        if call.is_first:
+            lifted += _lift_from(call, graph)
+    return lifted
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,16 @@ class _SubgraphCall:
 
     def append(self, node: Node, operand: Node) -> None:
         """Hand one more operand to the bodies, as their last input."""
-        args = list(node.args)
-        if node.target is _INVOKE:
-            args.append(operand)
-        else:
-            args[-1] = (*args[-1], operand)  # type: ignore[misc]
-        node.args = tuple(args)
+
+        def longer(args: Any, last: Any) -> Any:
+            if node.target is _INVOKE:
+                return (*args, last)
+            return (*args[:-1], (*args[-1], last))
+
+        node.args = longer(node.args, operand)
+        if "eager_input_vals" in node.meta:  # Inductor keeps the operands' strides there
+            args, kwargs = node.meta["eager_input_vals"]
+            node.meta["eager_input_vals"] = (longer(args, operand.meta["val"]), kwargs)
 
 
 def _calls_of_subgraphs(graph: Graph) -> Iterator[_SubgraphCall]:
@@ -136,7 +143,8 @@ def _calls_of_subgraphs(graph: Graph) -> Iterator[_SubgraphCall]:
             yield _SubgraphCall((node,), (body(node.args[0]),), fixed, False, True)
 
 
-def _lift_from(call: _SubgraphCall, graph: Graph) -> None:
+def _lift_from(call: _SubgraphCall, graph: Graph) -> int:
+    lifted = 0
     found = [_liftable(body.graph, call.fixed) for body in call.bodies]
     keys = dict.fromkeys(key for by_key in found for key in by_key)
     for key in keys:
@@ -148,10 +156,12 @@ def _lift_from(call: _SubgraphCall, graph: Graph) -> None:
             operands = call.operands(node)
             emit = Emitter(graph, node.prev)
             # One call of the caller for each that there was, so that the report counts them all.
-            lifted = [_copy(sample, operands, emit, {}) for _ in range(copies)]
-            call.append(node, lifted[0])
+            copied = [_copy(sample, operands, emit, {}) for _ in range(copies)]
+            call.append(node, copied[0])
         for body, by_key in zip(call.bodies, found, strict=True):
             _take_as_input(body, sample, by_key.get(key, []))
+        lifted += 1
+    return lifted
 
 
 def _liftable(graph: Graph, fixed: int) -> dict[Hashable, list[Node]]:

@@ -23,6 +23,7 @@ from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline
 from swa_compile.passes.dump import dump_root, new_folder, write_file, write_report
 from swa_compile.passes.report import deliver, sink, take_recorded
+from swa_compile.passes.subgraphs import children
 
 Compiled = Callable[..., Any]
 
@@ -109,11 +110,9 @@ def backend(name: str = "swa", /, **options: Any) -> Compiled:
 
 def _apply(hoist: HoistPipeline, module: GraphModule) -> None:
     """The passes on the subgraphs that `module` calls, then on it, as Inductor does."""
-    for node in module.graph.nodes:
-        child = getattr(module, str(node.target), None) if node.op == "get_attr" else None
-        if isinstance(child, GraphModule) and "swa_compile_report" not in child.meta:
-            _apply(hoist, child)
-            child.recompile()
+    for child in children(module.graph).values():
+        _apply(hoist, child)
+        child.recompile()
     hoist(module.graph)
 
 

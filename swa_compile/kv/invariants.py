@@ -38,8 +38,8 @@ def check(pool: HybridKVPool) -> None:
 
     table = pool.req_to_token.tolist()
     for row, slots in enumerate(table):
-        state = states.get(row)
-        live = state.slots(0, state.length, size) if state else []
+        owner = states.get(row)
+        live = owner.slots(0, owner.length, size) if owner else []
         if slots != live + [0] * (len(slots) - len(live)):
             raise PoolCorrupt(f"req_to_token of row {row} does not name its slots")
 

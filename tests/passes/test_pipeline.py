@@ -211,27 +211,6 @@ def test_nested_collectors_all_see_the_inner_graph(make_mapping):
     assert len(outer) == len(inner) == 1 and not later
 
 
-def test_translations_in_a_branch_are_counted_and_refused(compiled, make_mapping):
-    mapping = make_mapping()
-
-    def forward(mapping, loc, flag):
-        def yes(mapping, loc):
-            return translate_loc(mapping, loc) + translate_loc(mapping, loc)
-
-        def no(mapping, loc):
-            return loc + 0
-
-        return torch.cond(flag, yes, no, (mapping, loc)) + translate_loc(mapping, loc)
-
-    for flag in (True, False):
-        result, (report,) = compiled(forward, mapping, LOC, torch.tensor(flag))
-        one = np.where(LOC == -1, -1, mapping[LOC].numpy())
-        assert result.tolist() == (one * 3 if flag else LOC.numpy() + one).tolist()
-        assert report.translations_found == 3
-        assert [refusal.code for refusal in report.refused] == ["IN_SUBGRAPH"]
-        assert report.translation_nodes == 2 and report.translations_left == 1
-
-
 def test_functionalization_version_1_is_refused(compiled, make_mapping, make_caches):
     caches = make_caches(1)
 
