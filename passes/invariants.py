@@ -1,18 +1,23 @@
 """Everything else that index inputs alone decide, once, in the prologue.
 
 Casts to int32, page arithmetic, sink clamps, window starts, positions: written in every layer,
-the same in every layer. They are merged by value and moved behind the translations.
+the same in every layer. They are merged by value and moved behind the translations. Floating-point
+values that index inputs alone decide (the rotations of RoPE, rows of a table gathered at the
+positions) go there only if they stand more than once: one is best fused where it is used.
 
 The cost rule: a value moves only while it is no larger than the largest of its operands (or, made
 from nothing like `arange`, than the largest index input). A mask of [tokens, keys] that each layer
 makes from short index vectors stays in the layers: it would be kept alive for the whole forward to
-save a few integer instructions.
+save a few integer instructions. For floating-point values, whose sines cost more, the bound is
+`_TABLE_ROW` times as high: a row of RoPE for each token.
 
 What an input that this forward writes takes part in stays too: nothing is gained by a proof that
 has to be redone at every reader.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import torch
 from torch.fx import Graph, Node
@@ -21,7 +26,11 @@ from .emit import Emitter, size_of
 from .hoist import Prologue
 from .numbering import Numbering
 from .origins import Origin, Origins
-from .schema import is_pure, is_view, tensors
+from .schema import ancestors, is_pure, is_view, tensors
+
+# Elements of a floating-point value per element of its largest operand, and in all.
+_TABLE_ROW = 128
+_TABLE_LIMIT = 2**20
 
 
 def hoist_invariants(graph: Graph, prologue: Prologue) -> int:
@@ -34,13 +43,14 @@ def hoist_invariants(graph: Graph, prologue: Prologue) -> int:
     fixed = _reaching_output(graph)
     emit = prologue.emitter(graph)
     kept: dict[int, Node] = {}
+    repeated = _repeated_tables(graph, origins, numbering)
     moved = 0
     for node in list(graph.nodes):
         if node.op == "placeholder":
             kept[numbering[node]] = node
             continue
         here = node in prologue.nodes
-        if not here and not _may_move(node, origins, prologue, limit):
+        if not here and not _may_move(node, origins, prologue, limit, repeated):
             continue
         first = kept.get(numbering[node])
         if first is None or node in fixed or first in fixed:
@@ -67,10 +77,22 @@ def _move(node: Node, emit: Emitter, prologue: Prologue) -> None:
     prologue.nodes.add(node)
 
 
-def _may_move(node: Node, origins: Origins, prologue: Prologue, limit: int) -> bool:
+def _repeated_tables(graph: Graph, origins: Origins, numbering: Numbering) -> set[Node]:
+    """TABLE nodes that stand more than once, and the ones that those are computed from."""
+    tables = [n for n in graph.nodes if n.op != "output" and origins[n] is Origin.TABLE]
+    count = Counter(numbering[node] for node in tables)
+    repeated = [node for node in tables if count[numbering[node]] > 1]
+    return ancestors(repeated, stop=lambda node: origins[node] is not Origin.TABLE)
+
+
+def _may_move(
+    node: Node, origins: Origins, prologue: Prologue, limit: int, repeated: set[Node]
+) -> bool:
     if node.op == "get_attr":
         return origins[node] is Origin.INDEX
-    if node.op != "call_function" or not is_pure(node) or origins[node] is not Origin.INDEX:
+    if node.op != "call_function" or not is_pure(node) or origins[node] > Origin.TABLE:
+        return False
+    if origins[node] is Origin.TABLE and node not in repeated:
         return False
     if origins.touches_written(node):
         return False
@@ -78,6 +100,8 @@ def _may_move(node: Node, origins: Origins, prologue: Prologue, limit: int) -> b
         return False
     operands = [_numel(tensor) for arg in node.all_input_nodes for tensor in tensors(arg)]
     bound = max((size for size in operands if size is not None), default=limit)
+    if origins[node] is Origin.TABLE:
+        bound = max(bound, min(bound * _TABLE_ROW, _TABLE_LIMIT))
     return all((_numel(tensor) or bound + 1) <= bound for tensor in tensors(node))
 
 

@@ -3,11 +3,13 @@
 The classes, from free to fixed:
 
     INDEX       integer inputs, sizes and constants, and pure integer arithmetic over them
+    TABLE       floating-point values that INDEX values alone decide: angles and rotations of
+                positions, rows of a float input gathered at positions
     WRITTEN     an index input after the forward wrote it through an operator of its own
-    ACTIVATION  anything that a floating-point tensor takes part in
+    ACTIVATION  anything else that a floating-point tensor takes part in
     IMPURE      random numbers, effects, collectives, operators that nothing is known about
 
-Only INDEX values move: they depend on nothing that the layers compute.
+Only INDEX and TABLE values move: they depend on nothing that the layers compute.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ class Origin(enum.IntEnum):
     """See the module's docstring; a value takes the largest class of its operands."""
 
     INDEX = 0
-    WRITTEN = 1
-    ACTIVATION = 2
-    IMPURE = 3
+    TABLE = 1
+    WRITTEN = 2
+    ACTIVATION = 3
+    IMPURE = 4
 
 
 class Origins:
@@ -86,8 +89,23 @@ class Origins:
             return self._item(node)
         if is_functionalized_v1(node) or not is_pure(node):
             return Origin.IMPURE
+        if self._gathers_rows(node):
+            return Origin.TABLE
         worst = max((self._class[arg] for arg in node.all_input_nodes), default=Origin.INDEX)
-        return max(worst, self._leaf(node))
+        leaf = self._leaf(node)
+        # A float that is computed from no float input is decided by what it is computed from.
+        return max(worst, Origin.TABLE if leaf is Origin.ACTIVATION else leaf)
+
+    def _gathers_rows(self, node: Node) -> bool:
+        """True for rows of a float input at places that index inputs decide."""
+        if node.target is not torch.ops.aten.index.Tensor:
+            return False
+        table, *places = node.all_input_nodes
+        return (
+            table.op == "placeholder"
+            and table not in self.written
+            and all(self._class[place] is Origin.INDEX for place in places)
+        )
 
     def _leaf(self, node: Node) -> Origin:
         """By the dtypes of the value alone."""

@@ -92,6 +92,8 @@ class GraphReport:
         caches: the KV caches that the stores write.
         cache_copies: cache-sized buffers that the compiled code allocates; None where no code
             was generated (`swa_eager`, or the passes alone).
+        mapping_kernels: kernel calls of the compiled code that are given a mapping: as many as the
+            prologue needs, whatever the number of layers; None like `cache_copies`.
         partitions: pieces that Inductor cut the graph into; None where it was not asked to.
         from_cache: the compiled code came from a compile cache and the passes did not run.
         dump: folder that holds the text of the stages, or None.
@@ -109,6 +111,7 @@ class GraphReport:
     stores_lowered: int = 0
     caches: list[Cache] = field(default_factory=list)
     cache_copies: int | None = None
+    mapping_kernels: int | None = None
     partitions: int | None = None
     from_cache: bool = False
     dump: str | None = None
@@ -154,6 +157,11 @@ class GraphReport:
             lines.append(f"  refused {refusal.code}{where} ({refusal.node}): {refusal.message}")
         if self.cache_copies:
             lines.append(f"  WARNING: the compiled code allocates {self.cache_copies} cache copies")
+        if self.mapping_kernels is not None and self.values:
+            lines.append(
+                f"  {self.mapping_kernels} kernel call{'s' * (self.mapping_kernels != 1)} of the "
+                "compiled code read the mapping"
+            )
         if self.partitions is not None:
             lines.append(f"  {self.partitions} partitions")
         if self.from_cache:

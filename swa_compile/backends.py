@@ -16,6 +16,7 @@ from swa_compile.inductor import (
     cache_copies,
     captured_code,
     compile_with_inductor,
+    mapping_kernels,
     partition_count,
 )
 from swa_compile.naming import input_names, with_names
@@ -131,7 +132,7 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
     finally:
         reports = [*fresh, *from_caches(fresh, take_recorded())]
         reports = [
-            _complete(with_names(report, names), codes[i] if i < len(codes) else None, options)
+            _complete(report, names, codes[i] if i < len(codes) else None, options)
             for i, report in enumerate(reports)
         ]
         for report in reports:
@@ -146,14 +147,18 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
                 )
 
 
-def _complete(report: GraphReport, code: str | None, options: Options) -> GraphReport:
-    """`report` with what only the generated code tells, and with its dump finished."""
+def _complete(
+    report: GraphReport, names: list[str], code: str | None, options: Options
+) -> GraphReport:
+    """`report` with the user's names and what only the generated code tells; its dump finished."""
     if code is not None:
         report = replace(
             report,
             cache_copies=cache_copies(code, report.caches),
+            mapping_kernels=mapping_kernels(code, [value.mapping for value in report.values]),
             partitions=partition_count(code),
         )
+    report = with_names(report, names)
     root = dump_root(options.dump_dir)
     if root is None:
         return report

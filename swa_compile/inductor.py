@@ -110,6 +110,25 @@ def cache_copies(code: str, caches: Sequence[Cache]) -> int:
     return found
 
 
+_CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
+_NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
+
+
+def mapping_kernels(code: str, mappings: Sequence[str]) -> int:
+    """How many kernel calls in the generated `code` take one of the graph inputs `mappings`.
+
+    Inductor keeps the names of graph inputs, so a call that reads one names it.
+    """
+    start = code.find("def call(")
+    body = code[start : code.find("\ndef ", start) if start >= 0 else None]
+    wanted = {re.compile(rf"\b{re.escape(name)}\b") for name in mappings}
+    return sum(
+        match["callee"] not in _NO_KERNELS
+        and any(pattern.search(match["args"]) for pattern in wanted)
+        for match in _CALL.finditer(body)
+    )
+
+
 def partition_count(code: str) -> int | None:
     """How many pieces the generated `code` was cut into; None where it was not cut."""
     return len(_PARTITION.findall(code)) or None

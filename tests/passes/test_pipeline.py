@@ -90,6 +90,7 @@ def test_46_layers_store_through_one_loc_buffer(make_mapping, oracle):
 
     assert counts(reports[0])[:2] == (46, 1)
     assert reports[0].stores_lowered == 46
+    assert reports[0].mapping_kernels == 1
     call = code[code.index("def call(") : code.index("def benchmark_compiled_module")]
     # The graph input of the mapping's size goes to one kernel call; its rows come from one buffer.
     (name,) = re.findall(r"assert_size_stride\((arg\d+_1), \(97, \), \(1, \)", call)
