@@ -92,12 +92,12 @@ def _finish(child: GraphModule) -> GraphReport:
     stores: GraphReport = child.meta.get(_META, GraphReport())
     prologue = Prologue.of(child.graph)
     hoisted = hoist(child.graph, prologue)
-    if hoisted.node is not None:
-        lower(child.graph, hoisted.node, prologue)
-        materialize(child.graph, prologue)
+    for node in hoisted.nodes:
+        lower(child.graph, node, prologue)
+    materialize(child.graph, prologue)
     return replace(
         stores,
         translations_found=hoisted.found,
-        translation_nodes=(hoisted.node is not None) + len(hoisted.single),
+        translation_nodes=len(hoisted.nodes) + len(hoisted.single),
         values=hoisted.values,
     )

@@ -66,7 +66,7 @@ class Hoisted:
         found: calls of translation ops that the graph held.
         values: the distinct values, for the report.
         refused: the values that could not join the one node.
-        node: the one node, or None.
+        nodes: the one node; none where nothing could be hoisted, several for chained ids.
         single: the translation nodes of refused values.
         left: those of `single` that stand outside the prologue.
     """
@@ -74,7 +74,7 @@ class Hoisted:
     found: int = 0
     values: list[Value] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
-    node: Node | None = None
+    nodes: list[Node] = field(default_factory=list)
     single: list[Node] = field(default_factory=list)
     left: int = 0
 
@@ -84,59 +84,84 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
 
     Values that may not move (see `translations`) get one node each, right behind the last of
     their operands: the earliest point that dominates all uses, since every use depends on them.
+    Where ids are themselves translated ids (a unified pool's, say, then the SWA pool's), each
+    link of the chain needs a node of its own.
     """
-    calls = find_calls(graph)
-    result = Hoisted(found=len(calls))
-    if not calls:
-        return result
-    values = group(calls, Numbering(graph), Origins(graph))
-    result.values = [_describe(value) for value in values]
-    order = {node: i for i, node in enumerate(graph.nodes)}
-
-    free = [value for value in values if value.refusal is None]
-    if free:
-        emit = prologue.emitter(graph)
-        cone = ancestors(
-            [operand for value in free for operand in value.operands],
-            stop=lambda node: node.op == "placeholder" or node in prologue.nodes,
-        )
-        for node in sorted(cone, key=order.__getitem__):
-            emit.move(node)
-            prologue.nodes.add(node)
-        result.node = emit.call(
-            torch.ops.swa.translate_many.default,
-            [value.mapping for value in free],
-            [value.loc for value in free],
-            [value.op.name() for value in free],
-            [0 if value.page_size is None else value.page_size for value in free],
-            like=free[0].uses[0].call,
-        )
-        for i, value in enumerate(free):
-            item = emit.call(operator.getitem, result.node, i, like=value.uses[0].call)
-            _answer(value, item)
-        prologue.close(emit)
-
-    for value in values:
-        if value.refusal is None:
-            continue
-        code, message = value.refusal
-        call = value.uses[0].call
-        result.refused.append(Refusal(code, message, call.name, source_line(call)))
-        early = all(op.op == "placeholder" or op in prologue.nodes for op in value.operands)
-        if early:
-            emit = prologue.emitter(graph)
-        else:
-            operands = [op for op in value.operands if op.op != "placeholder"]
-            place = {node: i for i, node in enumerate(graph.nodes)}
-            emit = Emitter(graph, max(operands, key=place.__getitem__))
-            result.left += 1
-        op, args = named_call(value.op.name(), value.mapping, value.loc, value.page_size)
-        single = emit.call(op, *args, like=call)
-        result.single.append(single)
-        if early:
-            prologue.close(emit)
-        _answer(value, single)
+    result = Hoisted()
+    while calls := _independent([n for n in find_calls(graph) if n not in result.single]):
+        result.found += len(calls)
+        values = group(calls, Numbering(graph), Origins(graph))
+        result.values += [_describe(value) for value in values]
+        free = [value for value in values if value.refusal is None]
+        if free:
+            result.nodes.append(_hoist_together(graph, free, prologue))
+        for value in values:
+            if value.refusal is not None:
+                _place_alone(graph, value, prologue, result)
     return result
+
+
+def _independent(calls: list[Node]) -> list[Node]:
+    """Those of `calls` whose operands do not come out of another of them."""
+    if not calls:
+        return []
+    todo = set(calls)
+    behind: set[Node] = set()
+    for node in calls[0].graph.nodes:
+        if any(arg in behind or arg in todo for arg in node.all_input_nodes):
+            behind.add(node)
+    return [call for call in calls if call not in behind]
+
+
+def _hoist_together(graph: Graph, values: list[TranslatedValue], prologue: Prologue) -> Node:
+    """One node for `values`, behind the cones of their operands."""
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    emit = prologue.emitter(graph)
+    cone = ancestors(
+        [operand for value in values for operand in value.operands],
+        stop=lambda node: node.op == "placeholder" or node in prologue.nodes,
+    )
+    for node in sorted(cone, key=order.__getitem__):
+        emit.move(node)
+        prologue.nodes.add(node)
+    together = emit.call(
+        torch.ops.swa.translate_many.default,
+        [value.mapping for value in values],
+        [value.loc for value in values],
+        [value.op.name() for value in values],
+        [0 if value.page_size is None else value.page_size for value in values],
+        like=values[0].uses[0].call,
+    )
+    items = [
+        emit.call(operator.getitem, together, i, like=value.uses[0].call)
+        for i, value in enumerate(values)
+    ]
+    prologue.close(emit)
+    for value, item in zip(values, items, strict=True):
+        _answer(value, item)
+    return together
+
+
+def _place_alone(graph: Graph, value: TranslatedValue, prologue: Prologue, result: Hoisted) -> None:
+    """A node for a refused value, right behind its operands."""
+    assert value.refusal is not None
+    code, message = value.refusal
+    call = value.uses[0].call
+    result.refused.append(Refusal(code, message, call.name, source_line(call)))
+    early = all(op.op == "placeholder" or op in prologue.nodes for op in value.operands)
+    if early:
+        emit = prologue.emitter(graph)
+    else:
+        place = {node: i for i, node in enumerate(graph.nodes)}
+        operands = [op for op in value.operands if op.op != "placeholder"]
+        emit = Emitter(graph, max(operands, key=place.__getitem__))
+        result.left += 1
+    op, args = named_call(value.op.name(), value.mapping, value.loc, value.page_size)
+    single = emit.call(op, *args, like=call)
+    result.single.append(single)
+    if early:
+        prologue.close(emit)
+    _answer(value, single)
 
 
 def source_line(node: Node) -> str:

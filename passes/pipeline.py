@@ -22,7 +22,7 @@ from .materialize import materialize, register_inductor_lowering
 from .options import PassOptions
 from .report import GraphReport, publish, retract
 from .schema import is_functionalized_v1
-from .stores import describe_caches, find_stores, lower_stores
+from .stores import describe_caches, find_stores, lower_stores, refuse_shifted_writes
 from .subgraphs import is_subgraph, lift
 from .verify import verify, writes_per_input
 
@@ -89,13 +89,14 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     hoisted = hoist(graph, prologue)
     observer.stage("hoisted", graph)
 
-    if hoisted.node is not None:
-        lower(graph, hoisted.node, prologue)
+    for node in hoisted.nodes:
+        lower(graph, node, prologue)
     stores = find_stores(graph)
     caches = describe_caches(stores)
     lowered = lower_stores(graph) if options.lower_stores else 0
     invariants = hoist_invariants(graph, prologue) if options.hoist_invariants else 0
     materialize(graph, prologue)
+    refuse_shifted_writes(graph)
     verify(graph, prologue, hoisted.single, writes, (len(stores), lowered))
     observer.stage("lowered", graph)
 
@@ -103,7 +104,7 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     own = GraphReport(
         translations_found=hoisted.found,
         translations_left=hoisted.left,
-        translation_nodes=(hoisted.node is not None) + len(hoisted.single),
+        translation_nodes=len(hoisted.nodes) + len(hoisted.single),
         values=hoisted.values,
         refused=hoisted.refused,
         invariants_hoisted=invariants,

@@ -59,13 +59,12 @@ class RowIndex:
     @classmethod
     def _of_slice(cls, base: torch.Tensor, dim: int, start: Any, end: Any) -> RowIndex | None:
         start, end = size_of(start), size_of(end)
-        # torch computes `start` from the storage offset, which is only right for a base that
-        # begins where its storage does.
-        if dim != 0 or not same_size(base.storage_offset(), 0):
+        # torch computes `start` from the view's offset in the storage and forgets that the base
+        # may begin further in.
+        ahead = _quotient(size_of(base.storage_offset()), size_of(base.stride(0)))
+        if dim != 0 or ahead is None or not (isinstance(start, int) and isinstance(end, int)):
             return None
-        if not (isinstance(start, int) and isinstance(end, int)):
-            return None
-        return cls(first_row=start, count=end - start)
+        return cls(first_row=start - ahead, count=end - start)
 
     @classmethod
     def _of_selection(
@@ -135,6 +134,8 @@ def _positions(away: Any, dims: list[tuple[int, Any, Any]]) -> tuple[tuple[int, 
 
 def _quotient(a: Any, b: Any) -> int | None:
     """a / b where that is a whole number whatever the symbolic sizes are."""
+    if a == 0:
+        return 0
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
     ratio = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))

@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from ..ops.checks import is_float8
 from .emit import Emitter, same_size, size_of
+from .errors import PassError
 from .lower import as_int64, checked_ids
 from .report import Cache
 from .row_index import RowIndex
@@ -81,6 +82,31 @@ def lower_stores(graph: Graph) -> int:
     for node, plan in plans.items():
         _lower(graph, node, plan)
     return len(plans)
+
+
+def refuse_shifted_writes(graph: Graph) -> None:
+    """Raise where torch would write other rows than eager code does.
+
+    It describes a written slice by its offset in the storage, divided by the row's size, and
+    regenerates it as a slice of the base: wrong for a base that begins further into its storage.
+
+    Raises:
+        PassError: naming the operator and the base.
+    """
+    for node in graph.nodes:
+        call = functionalized_call(node)
+        for name, view in call.written.items() if call is not None else ():
+            if view is None or view.kind != "slice":
+                continue
+            root = history(view.base)[-1]
+            if not all(
+                same_size(tensors(base)[0].storage_offset(), 0) for base in (view.base, root)
+            ):
+                raise PassError(
+                    f"{node.args[0]} writes a slice of '{root.name}' (argument '{name}'), which "
+                    "is itself a view that begins inside its storage: torch would write shifted "
+                    "rows. Hand in the whole tensor and slice it in the model, or a copy."
+                )
 
 
 @dataclass(frozen=True)
