@@ -21,6 +21,7 @@ from swa_compile.passes import (
     Value,
     pipeline,
 )
+from swa_compile.sizes import mark_sizes
 
 __all__ = [
     "GraphReport",
@@ -34,6 +35,7 @@ __all__ = [
     "backend",
     "collect",
     "explain",
+    "mark_sizes",
     "mark_store",
     "mark_translation",
     "pipeline",
