@@ -90,7 +90,7 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
     result = Hoisted()
     while calls := _independent([n for n in find_calls(graph) if n not in result.single]):
         result.found += len(calls)
-        values = group(calls, Numbering(graph), Origins(graph))
+        values = group(calls, Numbering(), Origins(graph))
         result.values += [_describe(value) for value in values]
         free = [value for value in values if value.refusal is None]
         if free:

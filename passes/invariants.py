@@ -38,7 +38,7 @@ def hoist_invariants(graph: Graph, prologue: Prologue) -> int:
 
     Views and sizes move along with what needs them and are not counted.
     """
-    origins, numbering = Origins(graph), Numbering(graph)
+    origins, numbering = Origins(graph), Numbering()
     limit = _largest_index_input(graph, origins)
     fixed = _reaching_output(graph)
     emit = prologue.emitter(graph)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from .schema import is_pure
 
@@ -20,20 +20,39 @@ class Numbering:
     """Numbers the nodes of a graph; equal numbers mean equal values, dtypes and strides.
 
     Only pure calls share a number; every other node (inputs, writes, random numbers, operators
-    of unknown namespaces) is a value of its own. `canonical(node)` is the first node of the same
-    number in graph order, so it stands ahead of all others.
+    of unknown namespaces) is a value of its own. A node is numbered when it is first asked for,
+    with what it is computed from: most of a graph is layer code that nobody asks about.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self) -> None:
         self._number: dict[Node, int] = {}
         self._first: list[Node] = []
         self._by_key: dict[Hashable, int] = {}
-        for node in graph.nodes:
-            self.add(node)
 
-    def add(self, node: Node) -> int:
-        """Number a node whose operands are numbered (a new node, say)."""
-        key = self._key(node) if is_pure(node) else None
+    def __getitem__(self, node: Node) -> int:
+        todo = [node]  # a stack of our own: a cone may be deeper than Python's
+        while todo:
+            current = todo[-1]
+            if current in self._number:
+                todo.pop()
+                continue
+            pure = is_pure(current)
+            waiting = [arg for arg in current.all_input_nodes if arg not in self._number]
+            if pure and waiting:
+                todo += waiting
+                continue
+            self._add(current, self._key(current) if pure else None)
+            todo.pop()
+        return self._number[node]
+
+    def canonical(self, node: Node) -> Node:
+        """The node with the value of `node` that was asked for first.
+
+        Asked for in graph order, it stands ahead of every use that was asked for later.
+        """
+        return self._first[self[node]]
+
+    def _add(self, node: Node, key: Hashable | None) -> None:
         number = self._by_key.get(key) if key is not None else None
         if number is None:
             number = len(self._first)
@@ -41,19 +60,11 @@ class Numbering:
             if key is not None:
                 self._by_key[key] = number
         self._number[node] = number
-        return number
-
-    def __getitem__(self, node: Node) -> int:
-        return self._number[node]
-
-    def canonical(self, node: Node) -> Node:
-        """The first node in the graph with the value of `node`."""
-        return self._first[self._number[node]]
 
     def operand(self, value: Any) -> Hashable:
         """`value`, an argument of some node, as part of a key."""
         if isinstance(value, Node):
-            return ("node", self._number[value])
+            return ("node", self[value])
         if isinstance(value, (list, tuple)):
             return ("list", tuple(self.operand(item) for item in value))
         if isinstance(value, dict):

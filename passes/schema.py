@@ -6,6 +6,7 @@ here are those of torch's own functionalization wrappers.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,14 +33,22 @@ def is_pure(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__module__", None) in _PURE_MODULES
-    if target.namespace not in _PURE_NAMESPACES and translation_mark(target) is None:
-        return False
-    if target._schema.is_mutable or node.is_impure():
-        return False
     # An output size that is only known once the data is: such a node stays where its guards are.
-    if torch.Tag.data_dependent_output in target.tags or node.meta.get("unbacked_bindings"):
+    if node.meta.get("unbacked_bindings"):
         return False
-    return torch.Tag.nondeterministic_seeded not in target.tags
+    if target.namespace in _PURE_NAMESPACES:
+        return _keeps_the_contract(target)
+    return translation_mark(target) is not None and not node.is_impure()
+
+
+@functools.cache
+def _keeps_the_contract(op: torch._ops.OpOverload) -> bool:
+    """True for an operator of torch or of ours without writes, random numbers or host syncs."""
+    return not (
+        op._schema.is_mutable
+        or torch.Tag.data_dependent_output in op.tags
+        or torch.Tag.nondeterministic_seeded in op.tags
+    )
 
 
 def is_view(node: Node) -> bool:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from swa_compile import ops
 
 FULL, ROWS, HEADS, DIM, PAGES = 96, 48, 2, 4, 12
+CARVED = ("offset", "holes", "step")  # cache inputs that are parts of a larger allocation
 PAGE_SIZES = (1, 4, 16)
 DTYPES = {
     torch.float32: np.float32,
@@ -29,7 +30,7 @@ DTYPES = {
 NAMES = {"torch": torch} | {name: getattr(ops, name) for name in ops.__all__}
 
 
-@dataclass
+@dataclass(repr=False)
 class Program:
     """A forward under construction and its state in NumPy.
 
@@ -51,10 +52,12 @@ class Program:
     lines: list = field(default_factory=list)
     registers: list = field(default_factory=list)
     kept: set = field(default_factory=set)
+    translated: set = field(default_factory=set)
     caches: list = field(default_factory=list)
     outputs: list = field(default_factory=list)
     marked: int = 0
     written: bool = False
+    chained: bool = False
     activations: bool = False
     branches: bool = False
 
@@ -68,18 +71,22 @@ class Program:
 
     def new(self, code, value, *uses):
         """A register that holds `code`, which is `value`."""
-        name = f"r{len(self.registers)}"
+        name = f"r{len(self.values) - len(self.inputs)}"
         self.lines.append(f"{name} = {code}")
         self.values[name] = np.asarray(value)
         self.registers.append(name)
         self.kept.update(uses)
+        if code.startswith("translate") or self.translated.intersection(uses):
+            self.translated.add(name)
         return name
 
     def write(self, code, name):
         """A statement that has changed the array of `name` in place."""
         self.lines.append(code)
         array = self.values[name]
-        self.written |= any(np.shares_memory(array, base) for base in self.live.values())
+        while array.base is not None:
+            array = array.base
+        self.written |= any(array is base for base in self.live.values())
 
     def source(self):
         body = "".join(f"    {line}\n" for line in self.lines)
@@ -99,7 +106,7 @@ class Program:
         }
         return bases, [bases[base][index] for base, index in self.inputs.values()]
 
-    def __str__(self):
+    def __repr__(self):
         inputs = "".join(
             f"# {name} = {base}[{show(index)}], {base}: {self.bases[base][1]}"
             f" {list(self.bases[base][0].shape)}"
@@ -216,7 +223,7 @@ def draw_caches(draw, p, rng):
     for i in range(one_of(draw, 1, 2, 3)):
         shape, places = layouts[one_of(draw, *layouts)]
         dtype = one_of(draw, torch.float32, torch.float32, torch.bfloat16, torch.float8_e4m3fn)
-        carved = one_of(draw, ..., ..., ..., "offset", "holes", "step")
+        carved = one_of(draw, ..., ..., ..., *CARVED)
         whole = list(shape)
         if carved == "offset":
             whole[0], carved = whole[0] + 1, slice(1, None)

@@ -16,6 +16,7 @@ from .program import (
     translate,
 )
 
+CHAINS = True  # translations of translated ids, too
 IDS = ("loc", "loc", "loc2", "table", "req")
 
 
@@ -33,7 +34,10 @@ def translation(draw, p, name=None, call=None):
     want = translate(kind, p.values[mapping], ids, size)
     if want is None or ids.dtype not in (np.int32, np.int64):
         return None
+    if not CHAINS and not p.translated.isdisjoint((name, mapping)):
+        return None
     p.marked += 1
+    p.chained |= not p.translated.isdisjoint((name, mapping))
     if kind == "token":
         code = f"translate_loc({mapping}, {name})"
     elif kind == "page table":
@@ -101,7 +105,9 @@ def arithmetic(draw, p):
         (f"torch.zeros_like({name})", np.zeros(a.shape, a.dtype)),
     )
     keeps = not (code.startswith(("(", "torch.zeros")) or "cumsum" in code)
-    p.new(code, np.asarray(value).astype(a.dtype) if keeps else value, name)
+    reads = not code.startswith("torch.zeros")
+    value = np.asarray(value).astype(a.dtype) if keeps else value
+    p.new(code, value, *([name] if reads else []))
 
 
 def combine(draw, p):
@@ -133,7 +139,8 @@ def combine(draw, p):
     if not a.size or (a.min() >= -1 and a.max() < len(p.values[mapping])):
         options.append((f"{mapping}[{name}.long()]", p.values[mapping][a.astype(np.int64)]))
     code, value = one_of(draw, *options)
-    p.new(code, value, name)
+    reads = name in code and ".numel()" not in code
+    p.new(code, value, *([name] if reads else []))
 
 
 def from_activations(draw, p):
@@ -210,7 +217,7 @@ def read(draw, p):
     name = ids_of(draw, p)
     ids = p.values[name].clip(1, ROWS - 1).astype(np.int64)
     p.new(f"{source}.float()[{name}.long().clamp(1, {ROWS - 1})] * 2", array[ids] * 2, name)
-    p.outputs.append(p.registers.pop())
+    p.outputs.append(p.registers.pop())  # these are no ids
 
 
 def edit(draw, p):
@@ -226,7 +233,8 @@ def edit(draw, p):
         if ids.size and (ids.min() < -len(a) or ids.max() >= len(a)):
             return
         a[ids] = c
-        p.kept.add(by)
+        if by in p.translated:
+            p.translated.update(p.inputs)
         p.write(f"{name}[{by}.long()] = {c}", name)
     elif kind == "slice" and a.ndim:
         a[2:10] = c
@@ -236,8 +244,10 @@ def edit(draw, p):
         p.write(f"{name}[:2] = {name}[2:4].clone()", name)
     elif kind == "copy":
         by = one_of(draw, "loc", "loc2", "table", *p.registers[-5:])
-        if p.values[by].shape == a.shape and by != name:
+        if p.values[by].shape == a.shape and not np.may_share_memory(p.values[by], a):
             a[...] = p.values[by].copy()
+            if by in p.translated:
+                p.translated.update([*p.inputs, name])
             p.write(f"{name}.copy_({by})", name)
     elif kind == "clamp":
         np.clip(a, None, 30 + c, out=a)
@@ -255,6 +265,7 @@ def branch(draw, p):
     if want is None or ids.dtype not in (np.int32, np.int64):
         return
     p.marked += 2
+    p.chained |= not p.translated.isdisjoint((name, "m0"))
     p.branches = True
     yes, no = "lambda m, i: translate_loc(m, i) + 1", "lambda m, i: translate_loc(m, i) * 2"
     want = want + 1 if p.values["flag"] else want * 2

@@ -11,7 +11,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import swa_compile
@@ -44,7 +44,6 @@ def test_inductors_programs_do_what_numpy_does(program, dynamic):
 
 
 def check(program, engine, options, dynamic):
-    note(f"{engine}, {options}, dynamic={dynamic}{program}")
     torch._dynamo.reset()
     forward = program.function()
     bases, arguments = program.tensors()
@@ -99,12 +98,12 @@ def check_report(program, reports):
         assert not program.marked
         return
     (report,) = reports
-    assert report.translations_found == program.marked
+    assert report.translations_found == program.marked, report
     if program.branches:
         return
     assert sum(value.uses for value in report.values) == program.marked
     refused = len(report.refused)
-    assert report.translation_nodes == (len(report.values) > refused) + refused
+    assert report.translation_nodes == (len(report.values) > refused) + refused, report
     assert report.translations_left <= refused
     if not program.written and not program.activations:
-        assert not report.refused
+        assert not report.refused, report
