@@ -1,7 +1,8 @@
 """The operators that only the passes put into graphs; nobody calls them in a model.
 
 `translate_many` is the one node that all translations of a forward become, `materialize` marks a
-value that Inductor must compute once and keep.
+value that Inductor must compute once and keep, `fresh` is a copy that must remain one: Inductor
+takes clones away, and then two outputs of a graph may share storage.
 """
 
 from __future__ import annotations
@@ -39,3 +40,4 @@ define(
     every=_translate_many,
 )
 define("materialize(Tensor value) -> Tensor", fake=_materialize, every=_materialize)
+define("fresh(Tensor value) -> Tensor", fake=_materialize, every=_materialize)

@@ -30,9 +30,7 @@ class Emitter:
             node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = fake_call(target, args, kwargs)
         if like is not None:
-            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten"):
-                if key in like.meta:
-                    node.meta[key] = like.meta[key]
+            copy_provenance(node, like)
         self.cursor = node
         if self._made is not None:
             self._made(node)
@@ -42,6 +40,13 @@ class Emitter:
         """Take `node` out of its place and put it behind the cursor."""
         self.cursor.append(node)
         self.cursor = node
+
+
+def copy_provenance(node: Node, like: Node) -> None:
+    """Have `node` come from where `like` comes from; nothing of what `like` is given or gives."""
+    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
 
 
 def fake_call(target: Any, args: Any, kwargs: Any) -> Any:

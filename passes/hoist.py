@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from .. import ops
 from ..ops.marks import named_call
-from .emit import Emitter, size_of
+from .emit import Emitter, copy_provenance, size_of
 from .numbering import Numbering
 from .origins import Origins
 from .report import Refusal, Value
@@ -209,8 +209,9 @@ def _keep_outputs_apart(call: Node) -> None:
         for user in list(node.users):
             if user.op == "output":
                 with call.graph.inserting_before(user):
-                    clone = call.graph.call_function(torch.ops.aten.clone.default, (call,))
-                clone.meta.update(call.meta)
+                    clone = call.graph.call_function(torch.ops.swa.fresh.default, (call,))
+                copy_provenance(clone, call)
+                clone.meta["val"] = call.meta["val"]
                 _route_outputs(call, clone)
                 return
             if is_view(user):

@@ -39,17 +39,21 @@ def materialize(graph: Graph, prologue: Prologue) -> int:
 
 
 def register_inductor_lowering() -> None:
-    """Tell Inductor what `swa::materialize` means. Without it the op is a copy: right, slower."""
-    from torch._inductor.lowering import lowerings, register_lowering
+    """Tell Inductor what `swa::materialize` and `swa::fresh` mean. Without it both are copies made
+    by a kernel of their own: right, slower."""
+    from torch._inductor.lowering import clone, lowerings, register_lowering
 
-    op = torch.ops.swa.materialize.default
-    if op in lowerings:
+    if torch.ops.swa.materialize.default in lowerings:
         return
 
-    @register_lowering(op, type_promotion_kind=None)
+    @register_lowering(torch.ops.swa.materialize.default, type_promotion_kind=None)
     def _materialize(x):  # type: ignore[no-untyped-def]
         x.realize()
         return x
+
+    @register_lowering(torch.ops.swa.fresh.default, type_promotion_kind=None)
+    def _fresh(x):  # type: ignore[no-untyped-def]
+        return clone(x)
 
 
 def _through_views(node):  # type: ignore[no-untyped-def]

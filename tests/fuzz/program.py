@@ -38,11 +38,14 @@ class Program:
         bases: name -> (initial array, torch dtype) of each allocation.
         inputs: name -> (base, index): the arguments, which may share an allocation.
         values: name -> array, of inputs and registers, as they are now.
+        registers: names of those that may be used as ids.
         kept: registers that something else needs the contents of.
+        translated: registers that a translation took part in.
         caches: (source, array, base) of each cache that a store may be given.
         marked: calls of translation operators so far.
-        written, activations, branches: whether an index input was written, ids come from
-            floating-point values, or there is a `torch.cond`.
+        written, activations, branches, chained: whether an index input was written, ids come from
+            floating-point values, there is a `torch.cond`, or a translation of a translation.
+        carved: whether a cache input is a part of a larger allocation.
     """
 
     bases: dict = field(default_factory=dict)
@@ -60,6 +63,7 @@ class Program:
     chained: bool = False
     activations: bool = False
     branches: bool = False
+    carved: bool = False
 
     def allocate(self, base, array, dtype):
         self.bases[base] = (array.copy(), dtype)
@@ -224,6 +228,7 @@ def draw_caches(draw, p, rng):
         shape, places = layouts[one_of(draw, *layouts)]
         dtype = one_of(draw, torch.float32, torch.float32, torch.bfloat16, torch.float8_e4m3fn)
         carved = one_of(draw, ..., ..., ..., *CARVED)
+        p.carved |= carved is not ...
         whole = list(shape)
         if carved == "offset":
             whole[0], carved = whole[0] + 1, slice(1, None)
@@ -294,9 +299,7 @@ def draw_view(draw, a):
             ("{0}.sort(0).values", lambda a: np.sort(a, 0)),
         )
     if kind == "copy":
-        return one_of(
-            draw, ("{0}.clone()", np.copy), ("{0}.contiguous()", np.ascontiguousarray)
-        )
+        return one_of(draw, ("{0}.clone()", np.copy), ("{0}.contiguous()", np.ascontiguousarray))
     name = one_of(draw, "int64", "int64", "int32", "int16", "int8", "uint8")
     if name in ("int64", "int32"):
         return f"{{0}}.to(torch.{name})", lambda a: a.astype(name, copy=False)

@@ -269,14 +269,15 @@ def test_random_ids_are_refused_and_not_merged(compiled, make_mapping):
     assert not first.any() and not second.any() and not torch.equal(a, b)
 
 
-def test_returned_translations_do_not_alias(compiled, make_mapping):
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+def test_returned_translations_do_not_alias(engine, compiled, make_mapping):
     mapping = make_mapping()
 
     def forward(mapping, loc):
         a, b = translate_loc(mapping, loc), translate_loc(mapping, loc)
         return a, b, translate_loc(mapping, loc)[1:]
 
-    (a, b, c), (report,) = compiled(forward, mapping, LOC)
+    (a, b, c), (report,) = compiled(forward, mapping, LOC, engine=engine)
 
     assert report.translation_nodes == 1
     want = [-1 if i == -1 else int(mapping[i]) for i in LOC.tolist()]

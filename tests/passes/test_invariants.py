@@ -150,11 +150,12 @@ def test_positions_advanced_in_the_forward_are_not_moved_across_the_write(dumped
     assert torch.equal(seq_lens, again)
 
 
-def test_merged_index_outputs_do_not_alias(dumped):
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+def test_merged_index_outputs_do_not_alias(engine, dumped):
     def forward(loc):
         return loc + 1, loc + 1, (loc + 1)[1:]
 
-    (a, b, c), _ = dumped(forward, LOC)
+    (a, b, c), _ = dumped(forward, LOC, engine=engine)
     a[:] = 1000
     assert b.tolist() == (LOC + 1).tolist() and c.tolist() == (LOC + 1)[1:].tolist()
     b[:] = 2000
