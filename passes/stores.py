@@ -20,7 +20,15 @@ from .errors import PassError
 from .lower import as_int64, checked_ids
 from .report import Cache
 from .row_index import RowIndex
-from .schema import FunctionalizedCall, functionalized_call, history, is_store, tensors
+from .schema import (
+    FunctionalizedCall,
+    functionalized_call,
+    history,
+    is_store,
+    is_view,
+    tensors,
+    updated_base,
+)
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -87,8 +95,10 @@ def lower_stores(graph: Graph) -> int:
 def refuse_shifted_writes(graph: Graph) -> None:
     """Raise where torch would write other rows than eager code does.
 
-    It describes a written slice by its offset in the storage, divided by the row's size, and
-    regenerates it as a slice of the base: wrong for a base that begins further into its storage.
+    It describes a written view by its place in the storage, and regenerates it from the base: a
+    slice from the offset divided by the row's size, anything else by absolute strides and offset.
+    Both are wrong for an input that begins further into its storage or has gaps, the one always,
+    the other where a plain write has put a contiguous tensor in the input's place.
 
     Raises:
         PassError: naming the operator and the base.
@@ -96,16 +106,20 @@ def refuse_shifted_writes(graph: Graph) -> None:
     for node in graph.nodes:
         call = functionalized_call(node)
         for name, view in call.written.items() if call is not None else ():
-            if view is None or view.kind != "slice":
+            if view is None or view.kind not in ("slice", "strided"):
                 continue
-            root = history(view.base)[-1]
-            if not all(
-                same_size(tensors(base)[0].storage_offset(), 0) for base in (view.base, root)
-            ):
+            past = history(view.base)
+            if _is_plain(past[-1]):
+                continue
+            rewritten = any(
+                step.op == "call_function" and updated_base(step) is None and not is_view(step)
+                for step in past[:-1]
+            )
+            if rewritten or view.kind == "slice":
                 raise PassError(
-                    f"{node.args[0]} writes a slice of '{root.name}' (argument '{name}'), which "
-                    "is itself a view that begins inside its storage: torch would write shifted "
-                    "rows. Hand in the whole tensor and slice it in the model, or a copy."
+                    f"{node.args[0]} writes a view of '{past[-1].name}' (argument '{name}'), which "
+                    "is itself a part of a larger tensor: torch would write shifted rows. Hand in "
+                    "the whole tensor and take the view in the model, or hand in a copy."
                 )
 
 

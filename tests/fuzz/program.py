@@ -45,7 +45,6 @@ class Program:
         marked: calls of translation operators so far.
         written, activations, branches, chained: whether an index input was written, ids come from
             floating-point values, there is a `torch.cond`, or a translation of a translation.
-        carved: whether a cache input is a part of a larger allocation.
     """
 
     bases: dict = field(default_factory=dict)
@@ -63,7 +62,6 @@ class Program:
     chained: bool = False
     activations: bool = False
     branches: bool = False
-    carved: bool = False
 
     def allocate(self, base, array, dtype):
         self.bases[base] = (array.copy(), dtype)
@@ -91,6 +89,10 @@ class Program:
         while array.base is not None:
             array = array.base
         self.written |= any(array is base for base in self.live.values())
+
+    def shares_inputs(self):
+        """Whether an input is a part of an allocation, or lies in that of another input."""
+        return any(base != name or index is not ... for name, (base, index) in self.inputs.items())
 
     def source(self):
         body = "".join(f"    {line}\n" for line in self.lines)
@@ -228,7 +230,6 @@ def draw_caches(draw, p, rng):
         shape, places = layouts[one_of(draw, *layouts)]
         dtype = one_of(draw, torch.float32, torch.float32, torch.bfloat16, torch.float8_e4m3fn)
         carved = one_of(draw, ..., ..., ..., *CARVED)
-        p.carved |= carved is not ...
         whole = list(shape)
         if carved == "offset":
             whole[0], carved = whole[0] + 1, slice(1, None)

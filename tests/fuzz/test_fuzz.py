@@ -9,6 +9,7 @@ A failure ends with the smallest program that was found to fail: its inputs and 
 """
 
 import os
+from itertools import combinations
 
 import numpy as np
 import pytest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from swa_compile.ops import store_kv, translate_loc
+from swa_compile.ops import store_kv, store_latent, translate_loc
 
 ROWS, LAYERS = 24, 3
 LOC = torch.tensor([90, 41, -1, 77, 30])
@@ -159,3 +159,67 @@ def test_strided_k_and_v_of_one_projection(compiled, make_mapping, make_caches, 
     ids = oracle.translate(mapping, LOC)
     oracle.same_rows(cache[0], oracle.store(before[0], ids, qkv[:, 2:4]))
     oracle.same_rows(cache[1], oracle.store(before[1], ids, qkv[:, 4:]))
+
+
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda big: (big[1:][0], big[1:][2]),
+        lambda big: (big[2][2:9], big[2][12:20]),
+        lambda big: (big[3:].flatten(0, 1)[5:12], big[3:].flatten(0, 1)[30:40]),
+    ],
+    ids=["layers", "rows of a layer", "rows of a flat pool"],
+)
+def test_inputs_that_begin_inside_their_storage_get_the_rows_of_eager_code(engine, views, compiled):
+    big = torch.randn(6, ROWS, 2, 4, generator=torch.Generator().manual_seed(8))
+    want = big.clone()
+    loc = torch.tensor([3, 5, 1])
+    k = values(3)
+    for cache in views(want):
+        cache[loc] = k
+
+    def forward(first, second, loc, k):
+        store_kv(first, second, k, k, loc)
+
+    compiled(forward, *views(big), loc, k, engine=engine)
+    assert torch.equal(big, want)
+
+
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+def test_views_of_an_input_that_begins_inside_its_storage(engine, compiled, make_mapping):
+    """Two layers, so that the second view is of what the first store left."""
+    big = torch.randn(5, ROWS, 2, 4, generator=torch.Generator().manual_seed(8))
+    want, mapping, k = big.clone(), make_mapping(), values(5)
+    for i in (0, 1, 3):
+        rows = mapping[LOC].masked_fill(LOC < 0, 0)
+        want[1 + i][rows] = k + i
+
+    def forward(caches, mapping, loc, k):
+        for i in (0, 1, 3):
+            store_latent(caches[i], k + i, translate_loc(mapping, loc))
+
+    _, (report,) = compiled(forward, big[1:], mapping, LOC, k, engine=engine)
+    assert report.stores_lowered == 3
+    assert torch.equal(big[:, 1:], want[:, 1:])
+
+
+@pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "opaque"])
+def test_row_ranges_of_such_an_input_are_right_or_refused(lowered, compiled, make_mapping):
+    """torch regenerates the slice at a shifted place, with any operator that writes one."""
+    big = torch.randn(3 * ROWS + 1, 2, 4, generator=torch.Generator().manual_seed(8))
+    want, mapping, k = big.clone(), make_mapping(), values(5)
+    rows = mapping[LOC].masked_fill(LOC < 0, 0)
+    want[1:][ROWS : 2 * ROWS][rows] = k
+
+    def forward(cache, mapping, loc, k):
+        store_latent(cache[ROWS : 2 * ROWS], k, translate_loc(mapping, loc))
+
+    if lowered:
+        compiled(forward, big[1:], mapping, LOC, k)
+        sink = 1 + ROWS
+        keep = [row for row in range(len(big)) if row != sink]
+        assert torch.equal(big[keep], want[keep])
+    else:
+        with pytest.raises(Exception, match="shifted rows"):
+            compiled(forward, big[1:], mapping, LOC, k, lower_stores=False)
