@@ -14,15 +14,15 @@ from .. import ops
 from ..ops import marks
 from .bodies import body_report, body_reports, with_bodies
 from .dump import StageDump
-from .errors import HoistError, PassError
+from .errors import HoistError
+from .guards import refuse_shifted_writes, refuse_two_dtypes, refuse_version_1
 from .hoist import Prologue, hoist
 from .invariants import hoist_invariants
 from .lower import lower
 from .materialize import materialize, register_inductor_lowering
 from .options import PassOptions
 from .report import GraphReport, publish, retract
-from .schema import is_functionalized_v1
-from .stores import describe_caches, find_stores, lower_stores, refuse_shifted_writes
+from .stores import describe_caches, find_stores, lower_stores
 from .subgraphs import is_subgraph, lift
 from .verify import verify, writes_per_input
 
@@ -59,7 +59,8 @@ class HoistPipeline(CustomGraphPass):
             PassError: where the result would break a rule of the passes, or the graph was
                 functionalized with version 1 of the wrapper.
         """
-        _refuse_v1(graph)
+        refuse_version_1(graph)
+        refuse_two_dtypes(graph)
         if is_subgraph(graph):
             # Inductor gives the pass each body ahead of the graph that calls it, and only the
             # caller knows where a translation can go. Should nobody call it after all, the
@@ -125,18 +126,6 @@ def _input_places(graph: Graph, names: set[str]) -> dict[str, int]:
             if isinstance(place, int):
                 places[node.name] = place
     return places
-
-
-def _refuse_v1(graph: Graph) -> None:
-    """Version 1 of the functionalization wrapper clones whole caches and, for stacked ones,
-    writes wrong rows in every layer after the first."""
-    for node in graph.nodes:
-        if is_functionalized_v1(node):
-            raise PassError(
-                f"'{node.name}' was functionalized with version 1 of torch's wrapper "
-                "(enable_auto_functionalized_v2=False), which clones KV caches and can write "
-                "wrong rows; leave torch._inductor.config.enable_auto_functionalized_v2 on"
-            )
 
 
 def _strict_message(report: GraphReport) -> str:

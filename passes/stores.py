@@ -15,8 +15,8 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.checks import is_float8
-from .emit import Emitter, same_size, size_of
-from .errors import PassError
+from .emit import Emitter, size_of
+from .guards import is_plain
 from .lower import as_int64, checked_ids
 from .report import Cache
 from .row_index import RowIndex
@@ -25,9 +25,7 @@ from .schema import (
     functionalized_call,
     history,
     is_store,
-    is_view,
     tensors,
-    updated_base,
 )
 
 aten = torch.ops.aten
@@ -92,37 +90,6 @@ def lower_stores(graph: Graph) -> int:
     return len(plans)
 
 
-def refuse_shifted_writes(graph: Graph) -> None:
-    """Raise where torch would write other rows than eager code does.
-
-    It describes a written view by its place in the storage, and regenerates it from the base: a
-    slice from the offset divided by the row's size, anything else by absolute strides and offset.
-    Both are wrong for an input that begins further into its storage or has gaps, the one always,
-    the other where a plain write has put a contiguous tensor in the input's place.
-
-    Raises:
-        PassError: naming the operator and the base.
-    """
-    for node in graph.nodes:
-        call = functionalized_call(node)
-        for name, view in call.written.items() if call is not None else ():
-            if view is None or view.kind not in ("slice", "strided"):
-                continue
-            past = history(view.base)
-            if _is_plain(past[-1]):
-                continue
-            rewritten = any(
-                step.op == "call_function" and updated_base(step) is None and not is_view(step)
-                for step in past[:-1]
-            )
-            if rewritten or view.kind == "slice":
-                raise PassError(
-                    f"{node.args[0]} writes a view of '{past[-1].name}' (argument '{name}'), which "
-                    "is itself a part of a larger tensor: torch would write shifted rows. Hand in "
-                    "the whole tensor and take the view in the model, or hand in a copy."
-                )
-
-
 @dataclass(frozen=True)
 class _Write:
     """One cache of one store: which argument, and its index form."""
@@ -156,16 +123,11 @@ def _drop_mixtures(graph: Graph, plans: dict[Node, list[_Write]]) -> None:
     changed = True
     while changed:
         opaque = {root for call in calls if call.node not in plans for root in roots[call.node]}
-        mixed = {root for root in opaque if not _is_plain(root)}
+        mixed = {root for root in opaque if not is_plain(root)}
         dropped = [node for node in plans if roots[node] & mixed]
         for node in dropped:
             del plans[node]
         changed = bool(dropped)
-
-
-def _is_plain(node: Node) -> bool:
-    (value,) = tensors(node)
-    return value.is_contiguous() and same_size(value.storage_offset(), 0)
 
 
 def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:

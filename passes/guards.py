@@ -1,0 +1,99 @@
+"""Faults of torch that would write other rows than eager code does, refused by name.
+
+Each was seen with plain `aot_eager` or plain Inductor and any operator that writes;
+docs/legality.md lists them. A forward that meets one is refused loudly: nobody looks for a wrong
+cache row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from .emit import same_size
+from .errors import PassError
+from .schema import (
+    FunctionalizedCall,
+    functionalized_call,
+    history,
+    is_functionalized_v1,
+    is_view,
+    tensors,
+    updated_base,
+)
+
+
+def refuse_version_1(graph: Graph) -> None:
+    """Version 1 of the functionalization wrapper clones whole caches and, for stacked ones,
+    writes wrong rows in every layer after the first.
+
+    Raises:
+        PassError: naming the node.
+    """
+    for node in graph.nodes:
+        if is_functionalized_v1(node):
+            raise PassError(
+                f"'{node.name}' was functionalized with version 1 of torch's wrapper "
+                "(enable_auto_functionalized_v2=False), which clones KV caches and can write "
+                "wrong rows; leave torch._inductor.config.enable_auto_functionalized_v2 on"
+            )
+
+
+def refuse_two_dtypes(graph: Graph) -> None:
+    """One input, written through views of two dtypes: Inductor mixes their rows up.
+
+    Raises:
+        PassError: naming the input and the dtypes.
+    """
+    seen: dict[Node, set[torch.dtype]] = {}
+    for call in _calls(graph):
+        for base in call.bases:
+            root = history(base)[-1]
+            seen.setdefault(root, set()).add(tensors(base)[0].dtype)
+    for root, dtypes in seen.items():
+        if len(dtypes) > 1:
+            names = " and ".join(sorted(str(dtype) for dtype in dtypes))
+            raise PassError(
+                f"'{root.name}' is written through views of dtype {names}: Inductor would mix up "
+                "their rows. Write all of a row through one dtype, or keep two tensors."
+            )
+
+
+def refuse_shifted_writes(graph: Graph) -> None:
+    """Raise where torch would write other rows than eager code does.
+
+    It describes a written view by its place in the storage, and regenerates it from the base: a
+    slice from the offset divided by the row's size, anything else by absolute strides and offset.
+    Both are wrong for an input that begins further into its storage or has gaps, the one always,
+    the other where a plain write has put a contiguous tensor in the input's place.
+
+    Raises:
+        PassError: naming the operator and the base.
+    """
+    for call in _calls(graph):
+        for name, view in call.written.items():
+            if view is None or view.kind not in ("slice", "strided"):
+                continue
+            past = history(view.base)
+            if is_plain(past[-1]):
+                continue
+            rewritten = any(
+                step.op == "call_function" and updated_base(step) is None and not is_view(step)
+                for step in past[:-1]
+            )
+            if rewritten or view.kind == "slice":
+                raise PassError(
+                    f"{call.op} writes a view of '{past[-1].name}' (argument '{name}'), which "
+                    "is itself a part of a larger tensor: torch would write shifted rows. Hand in "
+                    "the whole tensor and take the view in the model, or hand in a copy."
+                )
+
+
+def is_plain(node: Node) -> bool:
+    (value,) = tensors(node)
+    return value.is_contiguous() and same_size(value.storage_offset(), 0)
+
+
+def _calls(graph: Graph) -> list[FunctionalizedCall]:
+    found = (functionalized_call(node) for node in graph.nodes)
+    return [call for call in found if call is not None]
