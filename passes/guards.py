@@ -64,8 +64,8 @@ def refuse_shifted_writes(graph: Graph) -> None:
 
     It describes a written view by its place in the storage, and regenerates it from the base: a
     slice from the offset divided by the row's size, anything else by absolute strides and offset.
-    Both are wrong for an input that begins further into its storage or has gaps, the one always,
-    the other where a plain write has put a contiguous tensor in the input's place.
+    The one is wrong for an input that begins further into its storage; the other for an input with
+    gaps, too, where a plain write has put a contiguous tensor in its place.
 
     Raises:
         PassError: naming the operator and the base.
@@ -81,7 +81,9 @@ def refuse_shifted_writes(graph: Graph) -> None:
                 step.op == "call_function" and updated_base(step) is None and not is_view(step)
                 for step in past[:-1]
             )
-            if rewritten or view.kind == "slice":
+            (root,) = tensors(past[-1])
+            ahead = not same_size(root.storage_offset(), 0)
+            if rewritten or (view.kind == "slice" and ahead):
                 raise PassError(
                     f"{call.op} writes a view of '{past[-1].name}' (argument '{name}'), which "
                     "is itself a part of a larger tensor: torch would write shifted rows. Hand in "
