@@ -54,16 +54,17 @@ def check(program, engine, options, dynamic):
         # writes shifted rows, which the passes mend or refuse; and its views of such inputs,
         # given back as outputs, may be wrong.
         refused = "torch would write shifted rows" in str(error)
-        if not program.shares_inputs() or not (refused or torch_is_wrong(program, dynamic)):
+        if not program.shares_inputs() or not (refused or torch_is_wrong(program, engine, dynamic)):
             raise
 
 
-def torch_is_wrong(program, dynamic):
+def torch_is_wrong(program, engine, dynamic):
     """True where the program goes wrong without the passes."""
     torch._dynamo.reset()
     bases, arguments = program.tensors()
+    stock = {"swa_eager": "aot_eager", "swa": "inductor"}[engine]
     try:
-        call = torch.compile(program.function(), backend="aot_eager", dynamic=dynamic)
+        call = torch.compile(program.function(), backend=stock, dynamic=dynamic)
         with torch.no_grad():
             compare(program, bases, call(*arguments), "torch")
     except Exception:
