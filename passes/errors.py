@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 
-class PassError(RuntimeError):
+class GraphError(RuntimeError):
+    """An error about one graph.
+
+    Attributes:
+        inputs: where each graph input that the message may name stands among the arguments of the
+            compiled callable, so that a backend can put the user's names in.
+    """
+
+    inputs: dict[str, int]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.inputs = {}
+
+
+class PassError(GraphError):
     """A pass produced a graph that breaks its own rules: a bug in the pass, never in the model.
 
     Raised instead of handing on a graph that might write a wrong cache row. The message names
@@ -11,7 +26,7 @@ class PassError(RuntimeError):
     """
 
 
-class HoistError(RuntimeError):
+class HoistError(GraphError):
     """`strict=True`, and a translation stays in the layer code (or a cache would be copied).
 
     The message holds one line per refusal: code, source line and reason. Dynamo wraps it, so it

@@ -14,7 +14,7 @@ from .. import ops
 from ..ops import marks
 from .bodies import body_report, body_reports, with_bodies
 from .dump import StageDump
-from .errors import HoistError
+from .errors import GraphError, HoistError
 from .guards import refuse_shifted_writes, refuse_two_dtypes, refuse_version_1
 from .hoist import Prologue, hoist
 from .invariants import hoist_invariants
@@ -59,6 +59,13 @@ class HoistPipeline(CustomGraphPass):
             PassError: where the result would break a rule of the passes, or the graph was
                 functionalized with version 1 of the wrapper.
         """
+        try:
+            self._run(graph)
+        except GraphError as error:
+            error.inputs = input_places(graph)
+            raise
+
+    def _run(self, graph: Graph) -> None:
         refuse_version_1(graph)
         refuse_two_dtypes(graph)
         if is_subgraph(graph):
@@ -102,6 +109,7 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     observer.stage("lowered", graph)
 
     named = {name for value in hoisted.values for name in (value.mapping, value.loc)}
+    named |= {cache.name for cache in caches}
     own = GraphReport(
         translations_found=hoisted.found,
         translations_left=hoisted.left,
@@ -112,20 +120,19 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
         stores_found=len(stores),
         stores_lowered=lowered,
         caches=caches,
-        inputs=_input_places(graph, named | {cache.name for cache in caches}),
+        inputs={name: at for name, at in input_places(graph).items() if name in named},
     )
     return with_bodies(own, graph)
 
 
-def _input_places(graph: Graph, names: set[str]) -> dict[str, int]:
-    """Where the inputs `names` stand among the arguments that AOTAutograd was given."""
-    places: dict[str, int] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            place = getattr(node.meta.get("desc"), "idx", None)
-            if isinstance(place, int):
-                places[node.name] = place
-    return places
+def input_places(graph: Graph) -> dict[str, int]:
+    """Where each input of `graph` stands among the arguments that AOTAutograd was given."""
+    places = {
+        node.name: getattr(node.meta.get("desc"), "idx", None)
+        for node in graph.nodes
+        if node.op == "placeholder"
+    }
+    return {name: place for name, place in places.items() if isinstance(place, int)}
 
 
 def _strict_message(report: GraphReport) -> str:

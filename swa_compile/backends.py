@@ -19,7 +19,7 @@ from swa_compile.inductor import (
     mapping_kernels,
     partition_count,
 )
-from swa_compile.naming import input_names, with_names
+from swa_compile.naming import input_names, name_inputs, with_names
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline
 from swa_compile.passes.dump import dump_root, new_folder, write_file, write_report
@@ -129,6 +129,9 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
         with sink(fresh, alone=True):
             yield
         failed = False
+    except Exception as error:
+        name_inputs(error, names)
+        raise
     finally:
         reports = [*fresh, *from_caches(fresh, take_recorded())]
         reports = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import GraphModule
 
 from swa_compile.passes import GraphReport
+from swa_compile.passes.errors import GraphError
 
 
 def input_names(gm: GraphModule) -> list[str]:
@@ -17,13 +19,33 @@ def input_names(gm: GraphModule) -> list[str]:
 
 def with_names(report: GraphReport, names: list[str]) -> GraphReport:
     """`report` with AOTAutograd's "arg7_1" replaced by the names of the user's code."""
-    known = {arg: names[place] for arg, place in report.inputs.items() if place < len(names)}
-    if not known:
-        return report
-    pattern = re.compile(r"\b(" + "|".join(map(re.escape, known)) + r")\b")
+    rename = _renaming(report.inputs, names)
+    data = report.to_dict()
+    for key in ("values", "refused", "caches"):
+        data[key] = rename(data[key])
+    data["inputs"] = {rename(arg): place for arg, place in report.inputs.items()}
+    return GraphReport.from_dict(data)
+
+
+def name_inputs(error: BaseException, names: list[str]) -> None:
+    """Put the user's names into the messages of `error` and of what it wraps."""
+    chain: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = getattr(current, "inner_exception", None) or current.__cause__
+    inputs = next((link.inputs for link in chain if isinstance(link, GraphError)), {})
+    rename = _renaming(inputs, names)
+    for link in chain:
+        link.args = tuple(rename(list(link.args)))
+
+
+def _renaming(inputs: dict[str, int], names: list[str]) -> Callable[[Any], Any]:
+    known = {arg: names[place] for arg, place in inputs.items() if place < len(names)}
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, known)) + r")\b") if known else None
 
     def rename(value: Any) -> Any:
-        if isinstance(value, str):
+        if isinstance(value, str) and pattern is not None:
             return pattern.sub(lambda match: known[match.group()], value)
         if isinstance(value, list):
             return [rename(item) for item in value]
@@ -31,11 +53,7 @@ def with_names(report: GraphReport, names: list[str]) -> GraphReport:
             return {key: rename(item) for key, item in value.items()}
         return value
 
-    data = report.to_dict()
-    for key in ("values", "refused", "caches"):
-        data[key] = rename(data[key])
-    data["inputs"] = {known.get(arg, arg): place for arg, place in report.inputs.items()}
-    return GraphReport.from_dict(data)
+    return rename
 
 
 def _readable(node: Any) -> str:

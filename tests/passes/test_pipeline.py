@@ -189,6 +189,16 @@ def test_strict_raises_with_code_and_line(compiled, make_mapping):
     assert "test_pipeline.py" in str(caught.value)
 
 
+def test_errors_name_inputs_as_the_model_does(compiled, make_mapping):
+    def forward(mapping, loc):
+        mapping.add_(1)
+        return translate_loc(mapping, loc) + 1
+
+    for engine in ("swa_eager", "swa"):
+        with pytest.raises(Exception, match=r"MAPPING_WRITTEN.*mapping is written in this forward"):
+            compiled(forward, make_mapping(), LOC, engine=engine, strict=True)
+
+
 def test_strict_passes_where_everything_is_hoisted(compiled, make_mapping):
     def forward(mapping, loc):
         return translate_loc(mapping, loc) + 1
