@@ -7,10 +7,12 @@ cache row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Graph, Node
 
-from .emit import same_size
+from .emit import same_size, size_of
 from .errors import PassError
 from .schema import (
     FunctionalizedCall,
@@ -64,8 +66,9 @@ def refuse_shifted_writes(graph: Graph) -> None:
 
     It describes a written view by its place in the storage, and regenerates it from the base: a
     slice from the offset divided by the row's size, anything else by absolute strides and offset.
-    The one is wrong for an input that begins further into its storage; the other for an input with
-    gaps, too, where a plain write has put a contiguous tensor in its place.
+    The one is wrong for an input that begins further into its storage; the other for such an input
+    under Inductor with symbolic sizes, and for one with gaps, too, where a plain write has put a
+    contiguous tensor in its place.
 
     Raises:
         PassError: naming the operator and the base.
@@ -83,7 +86,8 @@ def refuse_shifted_writes(graph: Graph) -> None:
             )
             (root,) = tensors(past[-1])
             ahead = not same_size(root.storage_offset(), 0)
-            if rewritten or (view.kind == "slice" and ahead):
+            fixed = all(isinstance(size_of(x), int) for x in _flat(view.where))
+            if rewritten or (ahead and (view.kind == "slice" or not fixed)):
                 raise PassError(
                     f"{call.op} writes a view of '{past[-1].name}' (argument '{name}'), which "
                     "is itself a part of a larger tensor: torch would write shifted rows. Hand in "
@@ -94,6 +98,11 @@ def refuse_shifted_writes(graph: Graph) -> None:
 def is_plain(node: Node) -> bool:
     (value,) = tensors(node)
     return value.is_contiguous() and same_size(value.storage_offset(), 0)
+
+
+def _flat(where: tuple[Any, ...]) -> list[Any]:
+    """The numbers of a view's description, sizes and strides taken apart."""
+    return [x for item in where for x in (item if isinstance(item, tuple) else (item,))]
 
 
 def _calls(graph: Graph) -> list[FunctionalizedCall]:

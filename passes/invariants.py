@@ -26,7 +26,7 @@ from .emit import Emitter, size_of
 from .hoist import Prologue
 from .numbering import Numbering
 from .origins import Origin, Origins
-from .schema import ancestors, is_pure, is_view, tensors
+from .schema import ancestors, is_pure, is_view, reaching_output, tensors
 
 # Elements of a floating-point value per element of its largest operand, and in all.
 _TABLE_ROW = 128
@@ -40,7 +40,7 @@ def hoist_invariants(graph: Graph, prologue: Prologue) -> int:
     """
     origins, numbering = Origins(graph), Numbering()
     limit = _largest_index_input(graph, origins)
-    fixed = _reaching_output(graph)
+    fixed = reaching_output(graph)
     emit = prologue.emitter(graph)
     kept: dict[int, Node] = {}
     repeated = _repeated_tables(graph, origins, numbering)
@@ -126,17 +126,3 @@ def _numel(tensor: torch.Tensor) -> int | None:
             return None
         total *= max(size, 1)
     return total
-
-
-def _reaching_output(graph: Graph) -> set[Node]:
-    """Nodes that a graph output is, or is a view of: merging those would alias two outputs."""
-    found: set[Node] = set()
-    todo = [arg for node in graph.nodes if node.op == "output" for arg in node.all_input_nodes]
-    while todo:
-        node = todo.pop()
-        if node in found:
-            continue
-        found.add(node)
-        if is_view(node):
-            todo += node.all_input_nodes
-    return found

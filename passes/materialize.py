@@ -8,25 +8,24 @@ times after all. `swa::materialize` marks a value that has to become a buffer.
 from __future__ import annotations
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from .hoist import Prologue
-from .schema import is_view, tensors
+from .schema import is_view, reaching_output
 
 
 def materialize(graph: Graph, prologue: Prologue) -> int:
     """Mark each computed tensor of the prologue that the rest of the graph uses; returns how many.
 
-    A value that is only a view costs nothing and is left to its users.
+    Left alone are views (they cost nothing), results of opaque operators and graph outputs, all of
+    which are buffers anyway.
     """
     marked = 0
+    outputs = reaching_output(graph)
     for node in [node for node in graph.nodes if node in prologue.nodes]:
-        if not tensors(node) or node.op != "call_function" or is_view(node):
+        if node in outputs or not _is_inlined(node):
             continue
-        if isinstance(node.meta["val"], (tuple, list)):
-            continue  # its items are nodes of their own
-        outside = [user for user in _through_views(node) if user not in prologue.nodes]
-        if not outside:
+        if all(user in prologue.nodes for user in _through_views(node)):
             continue
         emit = prologue.emitter(graph)
         emit.cursor = node
@@ -38,9 +37,20 @@ def materialize(graph: Graph, prologue: Prologue) -> int:
     return marked
 
 
+def _is_inlined(node: Node) -> bool:
+    """True for a computed tensor that Inductor would inline into its users."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and node.target.namespace in ("aten", "prims")
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and not is_view(node)
+    )
+
+
 def register_inductor_lowering() -> None:
     """Tell Inductor what `swa::materialize` and `swa::fresh` mean. Without it both are copies made
     by a kernel of their own: right, slower."""
+    from torch._inductor import ir
     from torch._inductor.lowering import clone, lowerings, register_lowering
 
     if torch.ops.swa.materialize.default in lowerings:
@@ -48,6 +58,11 @@ def register_inductor_lowering() -> None:
 
     @register_lowering(torch.ops.swa.materialize.default, type_promotion_kind=None)
     def _materialize(x):  # type: ignore[no-untyped-def]
+        inner = getattr(x.data, "data", None)
+        if not isinstance(inner, (ir.Pointwise, ir.Reduction)):
+            # A buffer already, perhaps a graph input: Inductor took away the clone in between.
+            # Whoever writes the result in place must not write that.
+            x = clone(x)
         x.realize()
         return x
 

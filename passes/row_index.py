@@ -61,8 +61,9 @@ class RowIndex:
         start, end = size_of(start), size_of(end)
         # torch computes `start` from the view's offset in the storage and forgets that the base
         # may begin further in.
-        ahead = _quotient(size_of(base.storage_offset()), size_of(base.stride(0)))
-        if dim != 0 or ahead is None or not (isinstance(start, int) and isinstance(end, int)):
+        ahead, rest = _divide(size_of(base.storage_offset()), size_of(base.stride(0)))
+        known = isinstance(start, int) and isinstance(end, int)
+        if dim != 0 or ahead is None or rest != 0 or not known:
             return None
         return cls(first_row=start - ahead, count=end - start)
 
@@ -82,6 +83,8 @@ class RowIndex:
                 continue
             rest = [dim for dim in range(base.dim()) if dim not in kept]
             away = size_of(offset) - size_of(base.storage_offset())
+            # From the outermost dimension inwards: what one leaves over the next takes up.
+            rest.sort(key=lambda dim: -_hint(base.stride(dim)))
             fixed = _positions(away, [(dim, base.shape[dim], base.stride(dim)) for dim in rest])
             if fixed is not None:
                 return cls(row_dim=kept[0], fixed=fixed)
@@ -107,36 +110,33 @@ class RowIndex:
         return index
 
 
+def _hint(size: Any) -> int:
+    """The value of a size in this compilation, to order by; 0 where it has none yet."""
+    value = size if isinstance(size, int) else size.node.hint
+    return 0 if value is None else int(value)
+
+
 def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_layout(a, b) and same_size(a.storage_offset(), b.storage_offset())
 
 
 def _positions(away: Any, dims: list[tuple[int, Any, Any]]) -> tuple[tuple[int, int], ...] | None:
     """The position in each of `dims` (dimension, size, stride) that stands `away` elements in."""
-    if len(dims) == 1:
-        dim, size, stride = dims[0]
-        position = _quotient(away, size_of(stride))
-        count = size_of(size)
-        if position is None or position < 0 or not isinstance(count, int) or position >= count:
-            return None
-        return ((dim, position),)
-    known = [(dim, size_of(size), size_of(stride)) for dim, size, stride in dims]
-    if not all(isinstance(x, int) for entry in (*known, (away,)) for x in entry):
-        return None
     fixed = []
-    for dim, size, stride in sorted(known, key=lambda entry: -entry[2]):
-        position, away = divmod(away, stride) if stride else (0, away)
-        if not 0 <= position < size:
+    for dim, size, stride in dims:
+        count, step = size_of(size), size_of(stride)
+        position, away = _divide(away, step)
+        if position is None or position < 0 or (isinstance(count, int) and position >= count):
             return None
         fixed.append((dim, position))
     return tuple(fixed) if away == 0 else None
 
 
-def _quotient(a: Any, b: Any) -> int | None:
-    """a / b where that is a whole number whatever the symbolic sizes are."""
-    if a == 0:
-        return 0
+def _divide(a: Any, b: Any) -> tuple[int | None, Any]:
+    """(whole quotient, remainder) of sizes; (None, a) where there is none for all their values."""
+    if b == 0:
+        return 0, a
     if isinstance(a, int) and isinstance(b, int):
-        return a // b if b and a % b == 0 else None
-    ratio = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
-    return int(ratio) if ratio.is_Integer else None
+        return divmod(a, b)
+    quotient, remainder = sympy.div(sympy.sympify(a), sympy.sympify(b))
+    return (int(quotient), remainder) if quotient.is_Integer else (None, a)

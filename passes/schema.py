@@ -210,6 +210,20 @@ def written_inputs(graph: torch.fx.Graph) -> set[Node]:
     return written
 
 
+def reaching_output(graph: torch.fx.Graph) -> set[Node]:
+    """Nodes that a graph output is, or is a view of: merging those would alias two outputs."""
+    found: set[Node] = set()
+    todo = [arg for node in graph.nodes if node.op == "output" for arg in node.all_input_nodes]
+    while todo:
+        node = todo.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if is_view(node):
+            todo += node.all_input_nodes
+    return found
+
+
 def ancestors(nodes: list[Node], stop: Callable[[Node], bool]) -> set[Node]:
     """`nodes` and everything that they are computed from, not going past nodes where `stop`."""
     seen: set[Node] = set()

@@ -190,3 +190,26 @@ def test_options_do_not_change_rows(compiled, make_mapping, make_caches, lower):
         compiled(forward, make_mapping(), LOC, k, **options)
         rows.append([cache[1:] for cache in itertools.chain(*caches)])
     assert all(torch.equal(a, b) for a, b in zip(*rows, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+def test_copies_of_an_index_input_stay_copies(engine, dumped):
+    """Inductor takes a clone away; what is left of it must be neither returned nor written."""
+    with torch.library._scoped_library("invariants", "FRAGMENT") as library:
+        library.define("bump(Tensor(a!) x) -> ()")
+        library.impl("bump", lambda x: (x.add_(1), None)[1], "CPU")
+        torch.library.register_fake("invariants::bump", lambda x: None, lib=library)
+
+        def forward(loc, table):
+            bumped = loc.clone()
+            torch.ops.invariants.bump(bumped)
+            return bumped * 2, loc * 3, table.clone(), table[1] + 1
+
+        loc, table = torch.arange(6), torch.arange(32).view(4, 8)
+        (bumped, tripled, copy, _), _ = dumped(forward, loc, table, engine=engine)
+
+        assert loc.tolist() == list(range(6))
+        assert bumped.tolist() == [2 * (i + 1) for i in range(6)]
+        assert tripled.tolist() == [3 * i for i in range(6)]
+        copy[:] = -5
+        assert table.tolist() == torch.arange(32).view(4, 8).tolist()

@@ -223,3 +223,26 @@ def test_row_ranges_of_such_an_input_are_right_or_refused(lowered, compiled, mak
     else:
         with pytest.raises(Exception, match="shifted rows"):
             compiled(forward, big[1:], mapping, LOC, k, lower_stores=False)
+
+
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize("lowered", [True, False], ids=["lowered", "opaque"])
+def test_selections_with_symbolic_sizes_are_right_or_refused(engine, lowered, compiled):
+    """Inductor with symbolic sizes writes an opaque store outside such an input."""
+    big = torch.randn(4, 2, ROWS, 2, 4, generator=torch.Generator().manual_seed(8))
+    want, loc, k = big.clone(), torch.tensor([3, 7, 5]), values(3)
+    want[2, 1][loc], want[2, 0][loc] = k, k + 1
+
+    def forward(caches, loc, k):
+        store_kv(caches[1, 1], caches[1, 0], k, k + 1, loc)
+
+    options = {"engine": engine, "dynamic": True, "lower_stores": lowered}
+    if lowered:
+        _, (report,) = compiled(forward, big[1:], loc, k, **options)
+        assert report.stores_lowered == 1
+        assert torch.equal(big, want)
+    else:
+        before = big.clone()
+        with pytest.raises(Exception, match="shifted rows"):
+            compiled(forward, big[1:], loc, k, **options)
+        assert torch.equal(big, before)
