@@ -138,5 +138,6 @@ def _divide(a: Any, b: Any) -> tuple[int | None, Any]:
         return 0, a
     if isinstance(a, int) and isinstance(b, int):
         return divmod(a, b)
-    quotient, remainder = sympy.div(sympy.sympify(a), sympy.sympify(b))
-    return (int(quotient), remainder) if quotient.is_Integer else (None, a)
+    # i * stride0 + j * stride1 over stride0 is i + j / size1: the constant is the quotient.
+    quotient, rest = sympy.expand(sympy.sympify(a) / sympy.sympify(b)).as_coeff_Add()
+    return (int(quotient), sympy.expand(rest * b)) if quotient.is_Integer else (None, a)
