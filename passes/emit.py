@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,18 +25,27 @@ class Emitter:
         self.graph = graph
         self.cursor = cursor
         self._made = made
+        # Of the graph's inputs, which lead it, not of the operands: a constant has none.
+        inputs = takewhile(lambda node: node.op == "placeholder", graph.nodes)
+        self._mode = detect_fake_mode([node.meta.get("val") for node in inputs])
 
     def call(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         """A new `call_function` node behind the cursor; the cursor moves onto it."""
         with self.graph.inserting_after(self.cursor):
             node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = fake_call(target, args, kwargs)
+        node.meta["val"] = self._fake_call(target, args, kwargs)
         if like is not None:
             copy_provenance(node, like)
         self.cursor = node
         if self._made is not None:
             self._made(node)
         return node
+
+    def _fake_call(self, target: Any, args: Any, kwargs: Any) -> Any:
+        args = map_arg(args, lambda node: node.meta["val"])
+        kwargs = map_arg(kwargs, lambda node: node.meta["val"])
+        with self._mode if self._mode is not None else nullcontext():
+            return target(*args, **kwargs)
 
     def move(self, node: Node) -> None:
         """Take `node` out of its place and put it behind the cursor."""
@@ -47,22 +58,6 @@ def copy_provenance(node: Node, like: Node) -> None:
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten"):
         if key in like.meta:
             node.meta[key] = like.meta[key]
-
-
-def fake_call(target: Any, args: Any, kwargs: Any) -> Any:
-    """What `target` gives for the fake values of `args`."""
-    values: list[Any] = []
-
-    def value(node: Node) -> Any:
-        values.append(node.meta["val"])
-        return node.meta["val"]
-
-    args, kwargs = map_arg(args, value), map_arg(kwargs, value)
-    mode = detect_fake_mode(values)
-    if mode is None:
-        return target(*args, **kwargs)
-    with mode:
-        return target(*args, **kwargs)
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

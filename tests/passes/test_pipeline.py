@@ -266,3 +266,32 @@ def test_a_dump_that_cannot_be_written_is_a_warning(compiled, make_mapping, tmp_
     with pytest.warns(UserWarning, match="no dump"):
         _, (report,) = compiled(forward, make_mapping(), LOC, dump_dir=str(blocked))
     assert report.dump is None and report.translation_nodes == 1
+
+
+def test_a_graph_that_an_engine_traced_itself_is_hoisted(make_mapping):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mapping = make_mapping()
+
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + translate_loc(mapping, loc[1:]).sum()
+
+    for mode in ("fake", "symbolic"):
+        module = make_fx(forward, tracing_mode=mode)(mapping, LOC)
+        with swa_compile.collect() as reports:
+            swa_compile.passes.pipeline()(module.graph)
+        module.recompile()
+        assert torch.equal(module(mapping, LOC), forward(mapping, LOC))
+        assert (reports[0].translations_found, reports[0].translation_nodes) == (2, 1)
+        assert len(reports[0].values) == 1
+
+
+def test_the_environment_variable_asks_for_dumps(compiled, make_mapping, tmp_path, monkeypatch):
+    monkeypatch.setenv("SWA_COMPILE_DUMP", str(tmp_path))
+
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + 1
+
+    _, (report,) = compiled(forward, make_mapping(), LOC)
+    assert report.dump is not None and report.dump.startswith(str(tmp_path))
+    assert (tmp_path / report.dump / "02-lowered.py").exists()
