@@ -41,8 +41,18 @@ def refuse_version_1(graph: Graph) -> None:
             )
 
 
-def refuse_two_dtypes(graph: Graph) -> None:
-    """One input, written through views of two dtypes: Inductor mixes their rows up.
+def writes_parts_as_wider_dtypes() -> bool:
+    """True where this torch's Inductor writes a part of a byte tensor, seen as bfloat16, right."""
+    from torch._inductor.fx_passes import post_grad
+
+    return hasattr(post_grad, "fix_auto_functionalized_dtype_views")  # torch 2.13 and later
+
+
+def refuse_mixed_dtypes(graph: Graph) -> None:
+    """Writes through views of another dtype in forms that Inductor gets wrong.
+
+    These are one input written through views of two dtypes, and before torch 2.13 a part of an
+    input written through a view of another element size.
 
     Raises:
         PassError: naming the input and the dtypes.
@@ -51,7 +61,14 @@ def refuse_two_dtypes(graph: Graph) -> None:
     for call in _calls(graph):
         for base in call.bases:
             root = history(base)[-1]
-            seen.setdefault(root, set()).add(tensors(base)[0].dtype)
+            (whole,), (part,) = tensors(root), tensors(base)
+            seen.setdefault(root, set()).add(part.dtype)
+            partly = part.itemsize != whole.itemsize and not _same_bytes(part, whole)
+            if partly and not writes_parts_as_wider_dtypes():
+                raise PassError(
+                    f"a part of '{root.name}' ({whole.dtype}) is written as {part.dtype}: before "
+                    "torch 2.13 Inductor writes wrong rows. Keep two tensors, or a newer torch."
+                )
     for root, dtypes in seen.items():
         if len(dtypes) > 1:
             names = " and ".join(sorted(str(dtype) for dtype in dtypes))
@@ -103,6 +120,15 @@ def is_plain(node: Node) -> bool:
 def _flat(where: tuple[Any, ...]) -> list[Any]:
     """The numbers of a view's description, sizes and strides taken apart."""
     return [x for item in where for x in (item if isinstance(item, tuple) else (item,))]
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True where `a` is known to be all of `b`, in whatever dtype."""
+    if a.dim() != b.dim() or a.dim() == 0:
+        return False
+    rows = all(same_size(x, y) for x, y in zip(a.shape[:-1], b.shape[:-1], strict=True))
+    last = [size_of(tensor.shape[-1]) for tensor in (a, b)]
+    return rows and last[0] * a.itemsize == last[1] * b.itemsize
 
 
 def _calls(graph: Graph) -> list[FunctionalizedCall]:

@@ -15,7 +15,7 @@ from ..ops import marks
 from .bodies import body_report, body_reports, with_bodies
 from .dump import StageDump
 from .errors import GraphError, HoistError
-from .guards import refuse_shifted_writes, refuse_two_dtypes, refuse_version_1
+from .guards import refuse_mixed_dtypes, refuse_shifted_writes, refuse_version_1
 from .hoist import Prologue, hoist
 from .invariants import hoist_invariants
 from .lower import lower
@@ -67,7 +67,7 @@ class HoistPipeline(CustomGraphPass):
 
     def _run(self, graph: Graph) -> None:
         refuse_version_1(graph)
-        refuse_two_dtypes(graph)
+        refuse_mixed_dtypes(graph)
         if is_subgraph(graph):
             # Inductor gives the pass each body ahead of the graph that calls it, and only the
             # caller knows where a translation can go. Should nobody call it after all, the

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from swa_compile.ops import store_kv, store_latent, translate_loc
+from swa_compile.passes.guards import writes_parts_as_wider_dtypes
 
 ROWS = 24
 LOC = torch.tensor([90, 41, 77, 30])
@@ -108,9 +109,11 @@ def test_one_byte_pool_written_as_two_dtypes_is_a_named_error(engine, compiled, 
         store_latent(pool[:, :16].view(torch.float8_e4m3fn), values, where)
         store_latent(pool[:, 16:].view(torch.bfloat16), scales, where)
 
-    with pytest.raises(Exception, match="'pool' is written through views of dtype") as caught:
+    words = "'pool' is written through views of dtype torch.bfloat16 and torch.float8_e4m3fn"
+    if not writes_parts_as_wider_dtypes():
+        words = r"a part of 'pool' \(torch.uint8\) is written as torch.bfloat16"
+    with pytest.raises(Exception, match=words):
         compiled(forward, pool, mapping, LOC, random(4, 16), random(4, 4), engine=engine)
-    assert "bfloat16" in str(caught.value) and "float8_e4m3fn" in str(caught.value)
     assert not pool.any()
 
 
@@ -124,6 +127,11 @@ def test_one_byte_pool_written_as_one_dtype(engine, compiled, make_mapping):
     def forward(pool, mapping, loc, scales):
         store_latent(pool[:, 16:].view(torch.bfloat16), scales, translate_loc(mapping, loc))
 
+    if not writes_parts_as_wider_dtypes():  # torch 2.11 and 2.12 write wrong rows
+        with pytest.raises(Exception, match=r"a part of 'pool' \(torch.uint8\) is written as"):
+            compiled(forward, pool, mapping, LOC, scales, engine=engine)
+        assert not pool.any()
+        return
     compiled(forward, pool, mapping, LOC, scales, engine=engine)
     want = torch.zeros_like(pool)
     want[rows, 16:] = scales.bfloat16().view(torch.uint8)

@@ -154,6 +154,9 @@ def test_nested_regions_of_48_layers_translate_once_for_all_their_calls(
         oracle.same_rows(cache[0], oracle.store(old[0], slots, rows))
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="torch 2.11 cannot functionalize such a region (aot_eager)"
+)
 def test_a_store_in_a_region_is_lowered_there(compiled, make_mapping, make_caches, oracle):
     (cache,), (before,) = make_caches(1), make_caches(1)
     mapping = make_mapping()
