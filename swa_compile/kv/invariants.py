@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from swa_compile.kv.pool import HybridKVPool
+from swa_compile.kv.requests import Request
 from swa_compile.kv.slots import PoolCorrupt
 
 
 def check(pool: HybridKVPool) -> None:
     """Raise where an invariant of `pool` is broken. Reads the device: for tests and debugging.
 
-    No page owned twice or lost; the mapping names, for each live token, the SWA slot of its own
-    request, 0 for an evicted one and for every free slot, and -1 at its end; `req_to_token` names
-    the full slots.
+    No row or page owned twice or lost, and no SWA page given back that a query can still see; the
+    mapping names, for each live token, the SWA slot of its own request, 0 for an evicted one and
+    for every free slot, and -1 at its end; `req_to_token` names the full slots.
 
     Raises:
         PoolCorrupt: naming what does not hold.
     """
     size = pool.page_size
     states = pool._requests
+    if sorted([*pool._free_rows, *states]) != list(range(pool.max_requests)):
+        raise PoolCorrupt("a row of req_to_token is lost, or open and free at once")
+    for row, state in states.items():
+        _holds_what_it_needs(pool, row, state)
     _own_once(pool._full.pages, pool._full.free_pages(), [s.full_pages for s in states.values()])
     _own_once(pool._swa.pages, pool._swa.free_pages(), [s.swa_pages for s in states.values()])
 
@@ -44,7 +50,21 @@ def check(pool: HybridKVPool) -> None:
             raise PoolCorrupt(f"req_to_token of row {row} does not name its slots")
 
 
-def _own_once(pages: int, free: frozenset[int], owned: list[list[int]]) -> None:
+def _holds_what_it_needs(pool: HybridKVPool, row: int, state: Request) -> None:
+    size = pool.page_size
+    pages = -(-state.length // size)
+    swa_pages = 0 if pool.window is None else pages - state.evicted
+    if (len(state.full_pages), len(state.swa_pages)) != (pages, swa_pages):
+        raise PoolCorrupt(
+            f"request {row} has {len(state.full_pages)} full and {len(state.swa_pages)} SWA pages "
+            f"for {state.length} tokens of which {state.evicted} pages are evicted"
+        )
+    visible = 0 if pool.window is None else max(0, state.length - pool.window + 1)
+    if state.evicted * size > visible:
+        raise PoolCorrupt(f"request {row} lost position {visible}, which its next query sees")
+
+
+def _own_once(pages: int, free: Sequence[int], owned: list[list[int]]) -> None:
     count = Counter(page for request in owned for page in request)
     count.update(free)
     for page in range(1, pages + 1):

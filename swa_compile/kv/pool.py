@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import index
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class HybridKVPool(nn.Module):
         dtype, device: of the caches.
 
     Raises:
-        ValueError: for a size below 1, or no layers.
+        ValueError: for a size below 1, more full slots than int32 can name, or no layers.
     """
 
     full_to_swa_index_mapping: Tensor  # int64 [full_tokens + page_size + 1], -1 last
@@ -73,7 +74,13 @@ class HybridKVPool(nn.Module):
         windows = [spec.window for spec in self.layers if spec.window is not None]
         self.window = max(windows, default=None)
 
-        self._full = PageList("full", -(-max_tokens // page_size))
+        full_pages = -(-max_tokens // page_size)
+        if (full_pages + 1) * page_size > 2**31:
+            raise ValueError(
+                f"HybridKVPool: req_to_token is int32 and cannot name the slots of {max_tokens} "
+                f"tokens in pages of {page_size}"
+            )
+        self._full = PageList("full", full_pages)
         self._swa = PageList("SWA", self._swa_page_count(swa_tokens))
         self._requests: dict[int, Request] = {}
         self._free_rows = list(range(max_requests - 1, -1, -1))
@@ -182,9 +189,11 @@ class HybridKVPool(nn.Module):
 
         Raises:
             OutOfSlots: a pool or the request's context is too small; nothing was changed.
-            ValueError: `tokens` is negative. KeyError: there is no such request.
+            ValueError: `tokens` is negative. TypeError: it is no integer. KeyError: there is no
+                such request.
         """
-        return self._extend({request: tokens}, evict=False)
+        # As an int: a NumPy integer would stay in the request's length and in what comes of it.
+        return self._extend({request: index(tokens)}, evict=False)
 
     def evict(self, request: int) -> int:
         """Give back the SWA pages that no later query can see; how many tokens that freed.
@@ -226,8 +235,10 @@ class HybridKVPool(nn.Module):
             The batch, on the pool's device. No pieces give a batch of N = 0, B = 0.
 
         Raises:
-            OutOfSlots: as `extend`; nothing was changed.
-            ValueError: a request stands twice, or `width` is too small. KeyError: unknown request.
+            OutOfSlots: as `extend`.
+            ValueError: a request stands twice, `width` is too small, or an id is not in int64.
+            TypeError: an id or `width` is no integer. KeyError: unknown request.
+            Nothing was changed then.
         """
         items = list(pieces.items()) if isinstance(pieces, Mapping) else list(pieces)
         counts = {request: len(ids) for request, ids in items}
@@ -236,13 +247,15 @@ class HybridKVPool(nn.Module):
         lengths = {request: self._request(request).length + n for request, n in counts.items()}
         width = self._table_width(lengths.values(), width)
         starts = {request: self._requests[request].length for request in counts}
+        # All that can fail comes before the pool changes. `torch.tensor` would truncate floats.
+        input_ids = self._tensor([index(i) for _, ids in items for i in ids], torch.int64)
         loc = self._extend(counts, evict=True)
         positions = [starts[r] + i for r, n in counts.items() for i in range(n)]
         offsets = [0]
         for n in counts.values():
             offsets.append(offsets[-1] + n)
         return ForwardBatch(
-            input_ids=self._tensor([i for _, ids in items for i in ids], torch.int64),
+            input_ids=input_ids,
             positions=self._tensor(positions, torch.int64),
             out_cache_loc=loc,
             page_table=self.page_table(list(counts), width),
@@ -255,7 +268,8 @@ class HybridKVPool(nn.Module):
         """Full page ids of `requests`, int32 `[B, width]`, 0 past the live pages.
 
         Raises:
-            ValueError: `width` is too small. KeyError: there is no such request.
+            ValueError: `width` is too small. TypeError: it is no integer. KeyError: there is no
+                such request.
         """
         states = [self._request(request) for request in requests]
         width = self._table_width([state.length for state in states], width)
@@ -276,11 +290,12 @@ class HybridKVPool(nn.Module):
             raise KeyError(f"there is no open request {request}")
         return self._requests[request]
 
-    def _table_width(self, lengths: object, width: int | None) -> int:
-        longest = max(lengths, default=0)  # type: ignore[call-overload]
+    def _table_width(self, lengths: Iterable[int], width: int | None) -> int:
+        longest = max(lengths, default=0)
         needed = -(-longest // self.page_size)
         if width is None:
             return 1 << max(needed - 1, 0).bit_length()
+        width = index(width)
         if width < needed:
             raise ValueError(f"a page table of width {width} cannot hold {needed} pages")
         return width
@@ -358,19 +373,20 @@ class HybridKVPool(nn.Module):
         """Point the slots of each full page at those of its SWA page; SWA page 0: at none."""
         if not full_pages:
             return
-        offsets = torch.arange(self.page_size)
-        full = torch.tensor(full_pages)[:, None] * self.page_size + offsets
-        page = torch.tensor(swa_pages)[:, None]
+        offsets = torch.arange(self.page_size, device="cpu")
+        full = torch.tensor(full_pages, device="cpu")[:, None] * self.page_size + offsets
+        page = torch.tensor(swa_pages, device="cpu")[:, None]
         swa = torch.where(page == 0, 0, page * self.page_size + offsets)
-        index, values = self._to_device(full.flatten()), self._to_device(swa.flatten())
-        self.full_to_swa_index_mapping.index_put_((index,), values)
+        where, values = self._to_device(full.flatten()), self._to_device(swa.flatten())
+        self.full_to_swa_index_mapping.index_put_((where,), values)
 
     def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
-        return self._to_device(torch.tensor(values, dtype=dtype))
+        # The caller's default device, if one is set, is not where the host's lists are.
+        return self._to_device(torch.tensor(values, dtype=dtype, device="cpu"))
 
     def _to_device(self, host: Tensor) -> Tensor:
         device = self.full_to_swa_index_mapping.device
-        if device.type == "cpu":
-            return host
+        if device.type != "cuda":  # no other kind is known to have pinned memory
+            return host.to(device)
         # From pinned memory the copy runs on the stream and the host does not wait for it.
         return host.pin_memory().to(device, non_blocking=True)

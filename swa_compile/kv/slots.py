@@ -32,9 +32,9 @@ class PageList:
         """How many pages are free."""
         return len(self._free)
 
-    def free_pages(self) -> frozenset[int]:
-        """The free pages."""
-        return frozenset(self._free)
+    def free_pages(self) -> tuple[int, ...]:
+        """The free pages, each as often as it is listed: `check` looks for one that is twice."""
+        return tuple(self._free)
 
     def take(self, count: int) -> list[int]:
         """`count` pages that were free.
