@@ -65,11 +65,7 @@ class ForwardBatch:
             ValueError: where that would be smaller than the batch is.
         """
         more, rows = tokens - self.input_ids.shape[0], requests - self.seq_lens.shape[0]
-        if more < 0 or rows < 0:
-            raise ValueError(
-                f"a batch of {self.input_ids.shape[0]} tokens and {self.seq_lens.shape[0]} "
-                f"requests cannot be padded to {tokens} and {requests}"
-            )
+        refuse_to_shrink(self.input_ids.shape[0], self.seq_lens.shape[0], tokens, requests)
         # The last offset again: the padding requests have no tokens.
         ends = self.cu_seqlens_q[-1:].expand(rows)
         return ForwardBatch(
@@ -80,6 +76,15 @@ class ForwardBatch:
             seq_lens=F.pad(self.seq_lens, (0, rows)),
             cu_seqlens_q=torch.cat([self.cu_seqlens_q, ends]),
             full_to_swa_index_mapping=self.full_to_swa_index_mapping,
+        )
+
+
+def refuse_to_shrink(tokens: int, requests: int, to_tokens: int, to_requests: int) -> None:
+    """Raise ValueError where a batch of this size cannot be padded to that one."""
+    if to_tokens < tokens or to_requests < requests:
+        raise ValueError(
+            f"a batch of {tokens} tokens and {requests} requests cannot be padded to "
+            f"{to_tokens} and {to_requests}"
         )
 
 

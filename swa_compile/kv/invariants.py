@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from swa_compile.kv.pool import HybridKVPool
 from swa_compile.kv.requests import Request
 from swa_compile.kv.slots import PoolCorrupt
+
+if TYPE_CHECKING:
+    from swa_compile.kv.pool import HybridKVPool
 
 
 def check(pool: HybridKVPool) -> None:

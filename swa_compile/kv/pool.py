@@ -7,8 +7,10 @@ from operator import index
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from swa_compile.kv.batch import ForwardBatch
+from swa_compile.kv.batch import ForwardBatch, refuse_to_shrink
+from swa_compile.kv.invariants import check
 from swa_compile.kv.layer_spec import LayerSpec
 from swa_compile.kv.requests import Request
 from swa_compile.kv.slots import OutOfSlots, PageList
@@ -193,7 +195,7 @@ class HybridKVPool(nn.Module):
                 such request.
         """
         # As an int: a NumPy integer would stay in the request's length and in what comes of it.
-        return self._extend({request: index(tokens)}, evict=False)
+        return self._extend({request: index(tokens)}, evict=False)[0]
 
     def evict(self, request: int) -> int:
         """Give back the SWA pages that no later query can see; how many tokens that freed.
@@ -223,6 +225,7 @@ class HybridKVPool(nn.Module):
         pieces: Mapping[int, Sequence[int]] | Sequence[tuple[int, Sequence[int]]],
         *,
         width: int | None = None,
+        pad_to: tuple[int, int] | None = None,
     ) -> ForwardBatch:
         """Slots and index tensors for one forward: evict, extend, describe.
 
@@ -230,14 +233,16 @@ class HybridKVPool(nn.Module):
             pieces: new token ids of each request; none twice. All are extended, or none.
             width: columns of the page table; default: the least power of two that suffices, so
                 that a growing request changes the shape seldom.
+            pad_to: tokens and requests to pad to, as `ForwardBatch.pad` does.
 
         Returns:
             The batch, on the pool's device. No pieces give a batch of N = 0, B = 0.
 
         Raises:
             OutOfSlots: as `extend`.
-            ValueError: a request stands twice, `width` is too small, or an id is not in int64.
-            TypeError: an id or `width` is no integer. KeyError: unknown request.
+            ValueError: a request stands twice, `width` or `pad_to` is too small, or an id is not
+                in int64. TypeError: an id, `width` or `pad_to` is no integer. KeyError: unknown
+                request.
             Nothing was changed then.
         """
         items = list(pieces.items()) if isinstance(pieces, Mapping) else list(pieces)
@@ -246,23 +251,26 @@ class HybridKVPool(nn.Module):
             raise ValueError("a request stands twice in one batch")
         lengths = {request: self._request(request).length + n for request, n in counts.items()}
         width = self._table_width(lengths.values(), width)
-        starts = {request: self._requests[request].length for request in counts}
         # All that can fail comes before the pool changes. `torch.tensor` would truncate floats.
         input_ids = self._tensor([index(i) for _, ids in items for i in ids], torch.int64)
-        loc = self._extend(counts, evict=True)
-        positions = [starts[r] + i for r, n in counts.items() for i in range(n)]
+        tokens, requests = len(input_ids), len(items)
+        if pad_to is not None:
+            to_tokens, to_requests = map(index, pad_to)
+            refuse_to_shrink(tokens, requests, to_tokens, to_requests)
+        loc, positions = self._extend(counts, evict=True)
         offsets = [0]
         for n in counts.values():
             offsets.append(offsets[-1] + n)
-        return ForwardBatch(
+        batch = ForwardBatch(
             input_ids=input_ids,
-            positions=self._tensor(positions, torch.int64),
+            positions=positions,
             out_cache_loc=loc,
             page_table=self.page_table(list(counts), width),
             seq_lens=self._tensor(list(lengths.values()), torch.int32),
             cu_seqlens_q=self._tensor(offsets, torch.int32),
             full_to_swa_index_mapping=self.full_to_swa_index_mapping,
         )
+        return batch if pad_to is None else batch.pad(to_tokens, to_requests)
 
     def page_table(self, requests: Sequence[int], width: int | None = None) -> Tensor:
         """Full page ids of `requests`, int32 `[B, width]`, 0 past the live pages.
@@ -271,10 +279,15 @@ class HybridKVPool(nn.Module):
             ValueError: `width` is too small. TypeError: it is no integer. KeyError: there is no
                 such request.
         """
-        states = [self._request(request) for request in requests]
-        width = self._table_width([state.length for state in states], width)
-        rows = [state.full_pages + [0] * (width - len(state.full_pages)) for state in states]
-        return self._tensor(rows, torch.int32).view(len(rows), width)
+        width = self._table_width([self.length(request) for request in requests], width)
+        # Read off on the device: as Python lists, long contexts take many milliseconds a step.
+        first = self.req_to_token[:, :: self.page_size][:, :width]
+        table = first.index_select(0, self._tensor(requests, torch.int64)) // self.page_size
+        return F.pad(table, (0, width - table.shape[1]))
+
+    def check(self) -> None:
+        """Raise `PoolCorrupt` where an invariant is broken; reads the device, for debugging."""
+        check(self)
 
     # ---- bookkeeping ------------------------------------------------------------------------
 
@@ -300,13 +313,16 @@ class HybridKVPool(nn.Module):
             raise ValueError(f"a page table of width {width} cannot hold {needed} pages")
         return width
 
-    def _extend(self, counts: Mapping[int, int], *, evict: bool) -> Tensor:
+    def _extend(self, counts: Mapping[int, int], *, evict: bool) -> tuple[Tensor, Tensor]:
+        """Full slots and positions of the new tokens, int64."""
         states = {request: self._request(request) for request in counts}
         self._refuse_what_does_not_fit(counts, states, evict=evict)
         if evict:
             self._evict(states)
         full_pages: list[int] = []
         swa_pages: list[int] = []
+        rows: list[int] = []
+        places: list[int] = []
         slots: list[int] = []
         for request, tokens in counts.items():
             state = states[request]
@@ -318,18 +334,19 @@ class HybridKVPool(nn.Module):
                 new = self._swa.take(more)
                 state.swa_pages += new
                 swa_pages += new
+            rows += [request] * tokens
+            places += range(state.length, state.length + tokens)
             slots += state.slots(state.length, tokens, self.page_size)
             state.length += tokens
         if self.window is not None:
             self._map(full_pages, swa_pages)
         loc = self._tensor(slots, torch.int64)
-        start = 0
-        for request, tokens in counts.items():
-            end = states[request].length
-            part = loc[start : start + tokens]
-            self.req_to_token[request, end - tokens : end] = part.to(torch.int32)
-            start += tokens
-        return loc
+        positions = self._tensor(places, torch.int64)
+        # One launch, however many requests there are.
+        self.req_to_token.index_put_(
+            (self._tensor(rows, torch.int64), positions), loc.to(torch.int32)
+        )
+        return loc, positions
 
     def _refuse_what_does_not_fit(
         self, counts: Mapping[int, int], states: Mapping[int, Request], *, evict: bool

@@ -17,6 +17,7 @@ LAYERS = [
     LayerSpec("swa", 2, 2, window=21),
     LayerSpec("full", 1, 2, 5),
 ]
+WIDEST = 21
 
 
 class Tokens:
@@ -33,7 +34,7 @@ class Tokens:
 
     def forget_before(self, request):
         """The next query of `request` sees the widest window, itself included."""
-        first = len(self.numbers[request]) - self.pool.window + 1
+        first = len(self.numbers[request]) - WIDEST + 1
         self.visible_from[request] = max(self.visible_from[request], first)
 
     def store(self, batch, counts):
