@@ -47,14 +47,17 @@ class StageDump:
         if self.folder is None:
             return
         self._counts.append((name, op_counts(graph)))
+        owner = graph.owning_module
         try:
-            module = torch.fx.GraphModule(graph.owning_module or torch.nn.Module(), graph)
+            module = torch.fx.GraphModule(owner or torch.nn.Module(), graph)
             text = module.print_readable(
                 print_output=False, include_stride=True, include_device=True
             )
         except Exception as error:  # whatever the printer met must not stop a compilation
             warnings.warn(f"stage '{name}' cannot be printed: {error}", stacklevel=2)
             return
+        finally:
+            graph.owning_module = owner  # printing must not take the graph over
         write_file(self.folder / f"{len(self._counts) - 1:02d}-{name}.py", text)
 
     def finish(self, report: GraphReport) -> GraphReport:

@@ -46,13 +46,26 @@ def lower(graph: Graph, many: Node, prologue: Prologue) -> None:
 
 
 def checked_ids(ids: Node, upper: int | Node, what: str, emit: Emitter) -> Node:
-    """`ids` after a check that they lie in [-1, upper), in the form that suits the device."""
+    """`ids` after a check on the CPU that they lie in [-1, upper); elsewhere see `stopped`."""
     (value,) = tensors(ids)
     if value.device.type == "cpu":
         return emit.call(torch.ops.swa.check_ids.default, ids, -1, upper, what, like=ids)
-    below = emit.call(aten.lt.Scalar, ids, -1, like=ids)
-    wide = as_int64(ids, emit)
-    return emit.call(aten.where.self, below, constant(FAR, wide, emit), wide, like=ids)
+    return ids
+
+
+def stopped(index: Node, ids: Node, upper: int | Node, emit: Emitter) -> Node:
+    """Off the CPU, `index` sent past the end of any tensor where `ids` is not in [-1, upper).
+
+    What is computed from the ids is sent, not the ids: a multiple of FAR may overflow.
+    """
+    (value,) = tensors(ids)
+    if value.device.type == "cpu":
+        return index
+    bad = emit.call(aten.lt.Scalar, ids, -1, like=ids)
+    if upper != FAR:
+        beyond = emit.call(aten.ge.Scalar, ids, upper, like=ids)
+        bad = emit.call(aten.logical_or.default, bad, beyond, like=ids)
+    return emit.call(aten.where.self, bad, constant(FAR, ids, emit), index, like=ids)
 
 
 def constant(number: int, like: Node, emit: Emitter) -> Node:
@@ -77,8 +90,10 @@ def size(node: Node, dim: int, emit: Emitter) -> int | Node:
 
 def _token(mapping: Node, loc: Node, _: object, emit: Emitter, like: Node) -> Node:
     what = "swa::translate_loc: argument 'loc'"
-    ids = as_int64(checked_ids(loc, size(mapping, 0, emit), what, emit), emit)
-    return _keep_none(ids, emit.call(aten.index.Tensor, mapping, [_first(ids, emit)]), emit, like)
+    upper = size(mapping, 0, emit)
+    ids = as_int64(checked_ids(loc, upper, what, emit), emit)
+    index = stopped(_first(ids, emit), ids, upper, emit)
+    return _keep_none(ids, emit.call(aten.index.Tensor, mapping, [index]), emit, like)
 
 
 def _page_table(mapping: Node, pages: Node, page: int | Node, emit: Emitter, like: Node) -> Node:
@@ -91,6 +106,7 @@ def _page_table(mapping: Node, pages: Node, page: int | Node, emit: Emitter, lik
         upper = emit.call(operator.floordiv, rounded, page)
     ids = as_int64(checked_ids(pages, upper, what, emit), emit)
     first_token = emit.call(aten.mul.Tensor, _first(ids, emit), page, like=like)
+    first_token = stopped(first_token, ids, upper, emit)
     swa_token = emit.call(aten.index.Tensor, mapping, [first_token], like=like)
     return _keep_none(ids, _floordiv(swa_token, page, emit), emit, like)
 
@@ -108,9 +124,8 @@ def _paged(table: Node, loc: Node, page: int | Node, emit: Emitter, like: Node) 
         like=like,
     )
     zero = constant(0, ids, emit)
-    entry = emit.call(
-        aten.index.Tensor, table, [emit.call(aten.where.self, known, number, zero, like=like)]
-    )
+    index = emit.call(aten.where.self, known, number, zero, like=like)
+    entry = emit.call(aten.index.Tensor, table, [stopped(index, ids, FAR, emit)])
     live = emit.call(
         aten.logical_and.default, known, emit.call(aten.ge.Scalar, entry, 0, like=like), like=like
     )

@@ -84,7 +84,11 @@ class Origins:
         if node.op == "get_attr":
             return self._leaf(node) if tensors(node) else Origin.IMPURE
         if node.target in _SIZES:
-            return Origin.INDEX  # a size is known whatever the tensor holds
+            # An input's size is known whatever the input holds. The size of something computed
+            # can only be had behind its producer, which may be anything.
+            source = node.args[0]
+            assert isinstance(source, Node)
+            return Origin.INDEX if source.op == "placeholder" else self._class[source]
         if node.target is operator.getitem:
             return self._item(node)
         if is_functionalized_v1(node) or not is_pure(node):
@@ -103,6 +107,7 @@ class Origins:
         table, *places = node.all_input_nodes
         return (
             table.op == "placeholder"
+            and self._class[table] is Origin.ACTIVATION
             and table not in self.written
             and all(self._class[place] is Origin.INDEX for place in places)
         )

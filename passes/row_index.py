@@ -94,10 +94,11 @@ class RowIndex:
         """How many rows the view has."""
         if self.count is not None:
             return self.count
-        extent = tensors(view.base)[0].shape[self.row_dim]
+        root = history(view.base)[-1]  # of the same layout, and there from the start
+        extent = tensors(root)[0].shape[self.row_dim]
         if isinstance(extent, int):
             return extent
-        return emit.call(aten.sym_size.int, view.base, self.row_dim)
+        return emit.call(aten.sym_size.int, root, self.row_dim)
 
     def tensors(self, slots: Node, emit: Emitter) -> list[Node | None]:
         """The index list for `index_put` on the base."""

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from ..ops.checks import is_float8
 from .emit import Emitter, size_of
 from .guards import is_plain
-from .lower import as_int64, checked_ids
+from .lower import as_int64, checked_ids, stopped
 from .report import Cache
 from .row_index import RowIndex
 from .schema import (
@@ -142,9 +142,11 @@ def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:
     for write in writes:
         view = call.written[write.cache]
         assert view is not None
-        ids = as_int64(checked_ids(loc, write.index.rows(view, emit), what, emit), emit)
+        rows = write.index.rows(view, emit)
+        ids = as_int64(checked_ids(loc, rows, what, emit), emit)
         # "none" goes to the sink row; plain indexing would wrap to the last row instead.
-        slots.append(emit.call(aten.clamp_min.default, ids, 0, like=loc))
+        slot = emit.call(aten.clamp_min.default, ids, 0, like=loc)
+        slots.append(stopped(slot, ids, rows, emit))
     new: dict[int, Node] = {}
     for write, slot in zip(writes, slots, strict=True):
         view = call.written[write.cache]

@@ -88,6 +88,8 @@ class Options:
             object.__setattr__(self, "dump_dir", str(self.dump_dir))
         if not isinstance(self.inductor, Mapping):
             raise OptionError(f"option inductor is a mapping; got {type(self.inductor).__name__}")
+        spelled = {str(key).replace("-", "_"): value for key, value in self.inductor.items()}
+        object.__setattr__(self, "inductor", spelled)  # torch takes both spellings, too
         for key, why in _REFUSED.items():
             if self.inductor.get(key):
                 raise OptionError(f"Inductor option '{key}' is refused: {why}")
