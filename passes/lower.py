@@ -47,10 +47,14 @@ def lower(graph: Graph, many: Node, prologue: Prologue) -> None:
 
 def checked_ids(ids: Node, upper: int | Node, what: str, emit: Emitter) -> Node:
     """`ids` after a check on the CPU that they lie in [-1, upper); elsewhere see `stopped`."""
-    (value,) = tensors(ids)
-    if value.device.type == "cpu":
+    if checked_on_the_host(ids):
         return emit.call(torch.ops.swa.check_ids.default, ids, -1, upper, what, like=ids)
     return ids
+
+
+def checked_on_the_host(ids: Node) -> bool:
+    """True where looking at ids costs no synchronization."""
+    return tensors(ids)[0].device.type == "cpu"
 
 
 def stopped(index: Node, ids: Node, upper: int | Node, emit: Emitter) -> Node:
@@ -58,8 +62,7 @@ def stopped(index: Node, ids: Node, upper: int | Node, emit: Emitter) -> Node:
 
     What is computed from the ids is sent, not the ids: a multiple of FAR may overflow.
     """
-    (value,) = tensors(ids)
-    if value.device.type == "cpu":
+    if checked_on_the_host(ids):
         return index
     bad = emit.call(aten.lt.Scalar, ids, -1, like=ids)
     if upper != FAR:

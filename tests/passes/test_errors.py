@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import swa_compile
-from swa_compile.ops import store_kv, translate_loc, translate_page_table
+from swa_compile.ops import store_kv, translate_loc, translate_page_table, translate_paged_loc
 
 GOOD = torch.tensor([90, 41, -1, 77, 30])
 ENGINES = ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)]
@@ -140,3 +140,58 @@ def test_freezing_switched_on_in_torchs_own_config_is_refused(compiled, make_map
         pytest.raises(Exception, match=r"freezing is on.*mapping"),
     ):
         compiled(forward, make_mapping(), GOOD, engine="swa")
+
+
+@pytest.mark.parametrize(
+    ("forward", "bad"),
+    [
+        (lambda m, x, buf: translate_loc(m, x) + 1, 97),
+        (lambda m, x, buf: translate_loc(m, x) + 1, -2),
+        (lambda m, x, buf: translate_page_table(m, x, 16) + 1, -5),
+        (lambda m, x, buf: translate_page_table(m, x, 16) + 1, 7),
+        (lambda m, x, buf: translate_paged_loc(m[:6].clone(), x, 16) + 1, -5),
+        (
+            lambda m, x, buf: store_kv(
+                buf[:8], buf[8:], m[:1, None, None].expand(1, 2, 4) * 1.0, buf[8:9] * 2, x
+            ),
+            9,
+        ),
+        (
+            lambda m, x, buf: store_kv(
+                buf[:8], buf[8:], m[:1, None, None].expand(1, 2, 4) * 1.0, buf[8:9] * 2, x
+            ),
+            -2,
+        ),
+    ],
+)
+def test_the_form_for_gpus_sends_bad_ids_past_the_end(
+    forward, bad, compiled, make_mapping, monkeypatch
+):
+    """There the bounds check of the kernel has to stop them; here indexing does, on the CPU."""
+    monkeypatch.setattr("swa_compile.passes.lower.checked_on_the_host", lambda ids: False)
+    buf = torch.randn(16, 2, 4)
+    before = buf.clone()
+    compiled(forward, make_mapping(), torch.tensor([3]), buf.clone())
+    with pytest.raises(IndexError):
+        compiled(forward, make_mapping(), torch.tensor([bad]), buf)
+    assert torch.equal(buf, before)
+
+
+def test_the_size_of_a_computed_tensor_pulls_nothing_up(compiled, make_mapping):
+    """Random numbers are drawn in the order of the model, and the loc is refused."""
+    mapping = make_mapping()
+
+    def forward(mapping, loc, x):
+        noise = torch.rand_like(x)
+        count = (torch.rand(5) > 0.5).nonzero().shape[0]
+        return noise, translate_loc(mapping, loc[:count])
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.manual_seed(3)
+        want = forward(mapping, GOOD, torch.ones(4))
+        torch._dynamo.reset()
+        call = torch.compile(forward, backend="swa_eager", fullgraph=True)
+        call(mapping, GOOD, torch.ones(4))
+        torch.manual_seed(3)
+        got = call(mapping, GOOD, torch.ones(4))
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
