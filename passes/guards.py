@@ -95,6 +95,12 @@ def refuse_shifted_writes(graph: Graph) -> None:
             if view is None or view.kind not in ("slice", "strided"):
                 continue
             past = history(view.base)
+            if view.kind == "strided" and not isinstance(size_of(view.where[2]), int):
+                raise PassError(
+                    f"{call.op} writes a view of '{past[-1].name}' (argument '{name}') with "
+                    "symbolic sizes: Inductor would write shifted rows, at the start of the whole "
+                    "tensor. Keep the cache's sizes static, or hand in each cache by itself."
+                )
             if is_plain(past[-1]):
                 continue
             rewritten = any(
