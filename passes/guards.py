@@ -23,6 +23,7 @@ from .schema import (
     tensors,
     updated_base,
 )
+from .view_sizes import places_left
 
 
 def refuse_version_1(graph: Graph) -> None:
@@ -95,11 +96,11 @@ def refuse_shifted_writes(graph: Graph) -> None:
             if view is None or view.kind not in ("slice", "strided"):
                 continue
             past = history(view.base)
-            if view.kind == "strided" and not isinstance(size_of(view.where[2]), int):
+            if places_left(call):
                 raise PassError(
-                    f"{call.op} writes a view of '{past[-1].name}' (argument '{name}') with "
-                    "symbolic sizes: Inductor would write shifted rows, at the start of the whole "
-                    "tensor. Keep the cache's sizes static, or hand in each cache by itself."
+                    f"{call.op} writes a view of '{past[-1].name}' (argument '{name}') whose place "
+                    "depends on sizes that no input has: Inductor would write shifted rows, at the "
+                    "start of the whole tensor. Take the view by sizes of inputs or by constants."
                 )
             if is_plain(past[-1]):
                 continue

@@ -25,6 +25,7 @@ from .report import GraphReport, publish, retract
 from .stores import describe_caches, find_stores, lower_stores
 from .subgraphs import is_subgraph, lift
 from .verify import verify, writes_per_input
+from .view_sizes import from_input_sizes
 
 
 def pipeline(options: Any = None) -> HoistPipeline:
@@ -91,6 +92,7 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     """All stages on `graph` and the bodies that it calls; the report of what they did."""
     observer.stage("functional", graph)
     writes = writes_per_input(graph)
+    from_input_sizes(graph)
     if lift(graph):
         observer.stage("lifted", graph)
     prologue = Prologue.of(graph)

@@ -9,13 +9,14 @@ has no form as an index: right, only slower.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from ..ops.checks import is_float8
-from .emit import Emitter, size_of
+from .emit import Emitter, same_size, size_of
 from .guards import is_plain
 from .lower import as_int64, checked_ids, stopped
 from .report import Cache
@@ -138,24 +139,21 @@ def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:
     emit = Emitter(graph, call.node.prev)
     loc: Node = call.args["loc"]
     what = f"{name}: argument 'loc'"
-    slots = []
-    for write in writes:
-        view = call.written[write.cache]
-        assert view is not None
-        rows = write.index.rows(view, emit)
-        ids = as_int64(checked_ids(loc, rows, what, emit), emit)
-        # "none" goes to the sink row; plain indexing would wrap to the last row instead.
-        slot = emit.call(aten.clamp_min.default, ids, 0, like=loc)
-        slots.append(stopped(slot, ids, rows, emit))
+    views = [call.written[write.cache] for write in writes]
+    rows = [write.index.rows(view, emit) for write, view in zip(writes, views, strict=True) if view]
+    # One check for all caches, or one would be written before the ids are found bad for another.
+    fewest = reduce(lambda a, b: _smaller(a, b, emit), rows)
+    ids = as_int64(checked_ids(loc, fewest, what, emit), emit)
+    # "none" goes to the sink row; plain indexing would wrap to the last row instead.
+    slot = stopped(emit.call(aten.clamp_min.default, ids, 0, like=loc), ids, fewest, emit)
     new: dict[int, Node] = {}
-    for write, slot in zip(writes, slots, strict=True):
-        view = call.written[write.cache]
+    for write, view in zip(writes, views, strict=True):
         assert view is not None
         # A second view of one base writes into what the first one left.
         base = new.get(view.base_index, view.base)
         (cache,) = tensors(view.base)
-        rows, scale = call.args[write.rows], call.args.get(write.scale)
-        values = _as_cache_dtype(rows, scale, cache.dtype, emit)
+        scale = call.args.get(write.scale)
+        values = _as_cache_dtype(call.args[write.rows], scale, cache.dtype, emit)
         index = write.index.tensors(slot, emit)
         new[view.base_index] = emit.call(
             aten.index_put.default, base, index, values, like=call.node
@@ -172,6 +170,15 @@ def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:
         everything = [None] * call.returns + [new.get(i, b) for i, b in enumerate(call.bases)]
         _replace_tuple(call.node, everything)
     graph.erase_node(call.node)
+
+
+def _smaller(a: int | Node, b: int | Node, emit: Emitter) -> int | Node:
+    """The smaller of two sizes."""
+    if same_size(a, b):
+        return a
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return emit.call(torch.sym_min, a, b)
 
 
 def _replace_tuple(node: Node, items: list[Any]) -> None:

@@ -52,6 +52,27 @@ def test_ids_that_no_pool_has_stop_the_forward_before_any_write(
         assert torch.equal(cache[0], old[0]) and torch.equal(cache[1], old[1])
 
 
+@pytest.mark.parametrize("sizes", ["static", "symbolic"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_slot_past_the_smaller_of_two_caches_writes_neither(engine, sizes, compiled):
+    """K has the row and V has not: checked apart, K would be written before V is looked at."""
+    caches = rows(16), rows(12)
+    before = [cache.clone() for cache in caches]
+
+    def forward(k_cache, v_cache, loc, k):
+        store_kv(k_cache, v_cache, k, k, loc)
+
+    options = {"engine": engine, "dynamic": sizes == "symbolic"}
+    _, (report,) = compiled(forward, *caches, torch.tensor([11, 3]), rows(2), **options)
+    assert report.stores_lowered == 1
+    for cache, old in zip(caches, before, strict=True):
+        old[torch.tensor([11, 3])] = rows(2)
+        assert torch.equal(cache, old)
+    with pytest.raises(ValueError, match=r"'loc'.*13"):
+        compiled(forward, *caches, torch.tensor([5, 13]), rows(2), **options)
+    assert all(torch.equal(cache, old) for cache, old in zip(caches, before, strict=True))
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_slot_past_the_cache_stops_the_forward_before_any_write(
     engine, make_caches, forward_over

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import swa_compile
 from swa_compile.ops import store_kv, store_latent, translate_loc
 
 ROWS, LAYERS = 24, 3
@@ -246,3 +247,59 @@ def test_selections_with_symbolic_sizes_are_right_or_refused(engine, lowered, co
         with pytest.raises(Exception, match="shifted rows"):
             compiled(forward, big[1:], loc, k, **options)
         assert torch.equal(big, before)
+
+
+@pytest.mark.parametrize("engine", ["swa_eager", pytest.param("swa", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize(
+    ("shape", "pick"),
+    [
+        ((3, 2, ROWS, 2, 4), lambda pool, i: (pool[i, 0], pool[i, 1])),
+        ((2, 3, ROWS, 2, 4), lambda pool, i: (pool[1, i], pool[0, i])),
+        ((ROWS, 3, 2, 2, 4), lambda pool, i: (pool[:, i, 1], pool[:, i, 0])),
+    ],
+    ids=["layers", "K and V", "interleaved"],
+)
+def test_opaque_stores_into_parts_of_a_pool_that_changes_its_size(engine, shape, pick, compiled):
+    """Inductor reads 0 off a view that it has not laid out, and would write the first layer."""
+    rows_at = shape.index(ROWS)
+    loc, k = torch.tensor([3, 7, 5]), values(3)
+
+    def forward(pool, loc, k):
+        for i in range(3):
+            store_kv(*pick(pool, i), k + i, k - i, loc)
+
+    torch._dynamo.reset()
+    with torch.no_grad(), swa_compile.collect() as reports:
+        call = torch.compile(
+            forward, backend=engine, fullgraph=True, options={"lower_stores": False}
+        )
+        for rows in (ROWS, ROWS + 8, ROWS - 4):
+            pool = torch.randn(*shape[:rows_at], rows, *shape[rows_at + 1 :])
+            want = pool.clone()
+            for i in range(3):
+                k_cache, v_cache = pick(want, i)
+                for at, slot in enumerate(loc.tolist()):
+                    k_cache[slot], v_cache[slot] = k[at] + i, k[at] - i
+            call(pool, loc, k)
+            assert torch.equal(pool, want), f"{rows} rows"
+    assert len(reports) == 2, "the second size makes the sizes symbolic"
+    assert [report.stores_lowered for report in reports] == [0, 0]
+
+
+def test_an_opaque_store_at_a_place_that_no_input_size_gives_is_refused(compiled):
+    """The place is read off data, so it cannot be had ahead of the view."""
+    pool, k = torch.zeros(4 * ROWS, 2, 4), values(3)
+
+    def forward(pool, start, loc, k):
+        first = start.item()
+        torch._check(first >= 0)
+        torch._check(first + ROWS <= pool.shape[0])
+        view = pool.narrow(0, first, ROWS).flatten(1)
+        store_latent(view[:, :4], k[:, 0], loc)
+
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(Exception, match="sizes that no input has"),
+    ):
+        compiled(forward, pool, torch.tensor(5), torch.tensor([1, 2, 3]), k, lower_stores=False)
+    assert not pool.any()
