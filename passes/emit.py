@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import Any
 
+import sympy
 import torch
 from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
@@ -82,6 +83,7 @@ def size_of(value: Any) -> Any:
     if isinstance(value, Node):
         value = value.meta.get("val")
     if isinstance(value, torch.SymInt):
-        expr = value.node.expr
-        return int(expr) if expr.is_number else expr
+        value = value.node.expr
+    if isinstance(value, sympy.Expr):
+        return int(value) if value.is_number else value
     return value if isinstance(value, int) else None

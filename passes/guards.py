@@ -92,6 +92,12 @@ def refuse_shifted_writes(graph: Graph) -> None:
         PassError: naming the operator and the base.
     """
     for call in _calls(graph):
+        if call.unknown:
+            raise PassError(
+                f"torch {torch.__version__} describes what {call.op} writes with "
+                f"{', '.join(call.unknown)}, which this version of the passes does not know; "
+                "where it writes cannot be checked"
+            )
         for name, view in call.written.items():
             if view is None or view.kind not in ("slice", "strided"):
                 continue

@@ -11,7 +11,8 @@ from torch.fx import Graph, Node
 
 from .. import ops
 from ..ops.marks import named_call
-from .emit import Emitter, copy_provenance, size_of
+from .emit import Emitter, copy_provenance, same_layout, size_of
+from .errors import PassError
 from .numbering import Numbering
 from .origins import Origins
 from .report import Refusal, Value
@@ -192,9 +193,21 @@ def _answer(value: TranslatedValue, translated: Node) -> None:
         if view is None:
             emit = Emitter(use.call.graph, use.call.prev)
             view = views[use.steps] = replay(use.steps, translated, like, emit)
+        _check_replacement(use.call, view)
         _keep_outputs_apart(use.call)
         use.call.replace_all_uses_with(view)
         use.call.graph.erase_node(use.call)
+
+
+def _check_replacement(call: Node, view: Node) -> None:
+    """Raise `PassError` unless `view` has the dtype, sizes and strides of what it replaces."""
+    (old,), (new,) = tensors(call), tensors(view)
+    if old.dtype is not new.dtype or not same_layout(old, new):
+        raise PassError(
+            f"'{call.name}' gives {old.dtype} of sizes {list(old.shape)} and strides "
+            f"{list(old.stride())}, and its hoisted value '{view.name}' {new.dtype} of sizes "
+            f"{list(new.shape)} and strides {list(new.stride())}"
+        )
 
 
 def _keep_outputs_apart(call: Node) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 
@@ -98,11 +99,24 @@ def _may_move(
         return False
     if not all(arg.op == "placeholder" or arg in prologue.nodes for arg in node.all_input_nodes):
         return False
-    operands = [_numel(tensor) for arg in node.all_input_nodes for tensor in tensors(arg)]
-    bound = max((size for size in operands if size is not None), default=limit)
-    if origins[node] is Origin.TABLE:
-        bound = max(bound, min(bound * _TABLE_ROW, _TABLE_LIMIT))
-    return all((_numel(tensor) or bound + 1) <= bound for tensor in tensors(node))
+    factor = _TABLE_ROW if origins[node] is Origin.TABLE else 1
+    operands = [tensor for arg in node.all_input_nodes for tensor in tensors(arg)]
+    return all(_small_enough(tensor, operands, limit, factor) for tensor in tensors(node))
+
+
+def _small_enough(
+    tensor: torch.Tensor, operands: list[torch.Tensor], limit: int, factor: int
+) -> bool:
+    """The cost rule: see the module's docstring."""
+    size = _numel(tensor)
+    if size is None:
+        # Some size is only known when the forward runs: compare as expressions.
+        sizes = [size for operand in operands if (size := _symbolic_numel(operand)) != 0]
+        ratios = [_symbolic_numel(tensor) / size for size in sizes]
+        return any(ratio.is_number and ratio <= factor for ratio in ratios)
+    known = [numel for operand in operands if (numel := _numel(operand)) is not None]
+    bound = max(known, default=limit)
+    return size <= max(bound, min(bound * factor, _TABLE_LIMIT))
 
 
 def _largest_index_input(graph: Graph, origins: Origins) -> int:
@@ -113,6 +127,11 @@ def _largest_index_input(graph: Graph, origins: Origins) -> int:
         for tensor in tensors(node)
     ]
     return max(sizes, default=0)
+
+
+def _symbolic_numel(tensor: torch.Tensor) -> sympy.Expr:
+    """How many elements, as an expression over the sizes of the graph."""
+    return sympy.Mul(*(size_of(extent) for extent in tensor.shape))
 
 
 def _numel(tensor: torch.Tensor) -> int | None:

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..ops.marks import named_call
-from .emit import Emitter, size_of
+from .emit import Emitter, same_layout, size_of
 from .hoist import Prologue
 from .schema import tensors
 
@@ -40,6 +40,10 @@ def lower(graph: Graph, many: Node, prologue: Prologue) -> None:
         else:  # an operator of somebody else, or nothing to gather from: called as it is, once
             op, args = named_call(kind, mapping, loc, page_size)
             lowered = emit.call(op, *args, like=item)
+        if not same_layout(tensors(lowered)[0], tensors(item)[0]):
+            # Arithmetic keeps the layout of its operand; a translation is contiguous.
+            contiguous = torch.contiguous_format
+            lowered = emit.call(aten.clone.default, lowered, memory_format=contiguous, like=item)
         item.replace_all_uses_with(lowered)
         prologue.erase(item)
     prologue.erase(many)

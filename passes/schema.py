@@ -88,7 +88,7 @@ class View:
 
     Attributes:
         base: the tensor that owns the storage in this graph, `bases[base_index]`.
-        kind: "whole", "slice" (of one dimension), "strided" or "unknown".
+        kind: "whole", "slice" (of one dimension) or "strided".
         where: of a slice (dim, start, end); of a strided view (size, stride, storage offset).
     """
 
@@ -106,9 +106,10 @@ class FunctionalizedCall:
         node: the wrapper's node; its value is (returns of op..., new value of each base).
         op: the operator inside.
         args: the arguments that are not written, by schema name.
-        written: the written arguments, by schema name.
+        written: the written arguments, by schema name; those of a list as "name[i]".
         bases: the tensors that get new values, in order.
         returns: how many values op itself returns ahead of the bases.
+        unknown: what torch says besides, in words of a version that we do not know.
     """
 
     node: Node
@@ -117,6 +118,7 @@ class FunctionalizedCall:
     written: dict[str, View | None]
     bases: tuple[Node, ...]
     returns: int
+    unknown: tuple[str, ...] = ()
 
     def result(self, base_index: int) -> list[Node]:
         """The getitem nodes that take the new value of base `base_index`."""
@@ -179,12 +181,12 @@ def functionalized_call(node: Node) -> FunctionalizedCall | None:
     written: dict[str, View | None] = {}
     for arg in schema.arguments:
         if arg.alias_info is not None and arg.alias_info.is_write:
-            written[arg.name] = _view(arg.name, kwargs, bases)
+            written.update(_take_views(arg, kwargs, bases))
         else:
-            args[arg.name] = kwargs.get(arg.name, arg.default_value)
+            args[arg.name] = kwargs.pop(arg.name, arg.default_value)
     # An op that returns nothing still takes slot 0 of the wrapper's tuple, as None.
     returns = max(len(schema.returns), 1)
-    return FunctionalizedCall(node, op, args, written, bases, returns)
+    return FunctionalizedCall(node, op, args, written, bases, returns, tuple(kwargs))
 
 
 def is_functionalized_v1(node: Node) -> bool:
@@ -237,19 +239,36 @@ def ancestors(nodes: list[Node], stop: Callable[[Node], bool]) -> set[Node]:
     return seen
 
 
-def _view(name: str, kwargs: dict[str, Any], bases: tuple[Node, ...]) -> View | None:
-    prefix = f"_{name}_"
-    about = {key[len(prefix) :]: value for key, value in kwargs.items() if key.startswith(prefix)}
-    index = about.pop("base_index", None)
+def _take_views(
+    arg: torch.Argument, kwargs: dict[str, Any], bases: tuple[Node, ...]
+) -> dict[str, View | None]:
+    """Take out of `kwargs` how torch describes `arg`; one entry for each tensor of a list."""
+    prefix = f"_{arg.name}"
+    if f"{prefix}_length" in kwargs:
+        length = kwargs.pop(f"{prefix}_length") or 0
+        return {
+            f"{arg.name}[{i}]": _take_view(f"{prefix}_{i}", kwargs, bases) for i in range(length)
+        }
+    return {arg.name: _take_view(prefix, kwargs, bases)}
+
+
+def _take_view(prefix: str, kwargs: dict[str, Any], bases: tuple[Node, ...]) -> View | None:
+    index = kwargs.pop(f"{prefix}_base_index")
     if index is None:
         return None
     base = bases[index]
-    if not about or set(about) == {"alias"}:
-        return View(base, index, "whole")
-    if set(about) == {"slice_dim", "slice_start", "slice_end"}:
-        where = (about["slice_dim"], about["slice_start"], about["slice_end"])
-        return View(base, index, "slice", where)
-    if set(about) == {"size", "stride", "storage_offset"}:
-        where = (tuple(about["size"]), tuple(about["stride"]), about["storage_offset"])
-        return View(base, index, "strided", where)
-    return View(base, index, "unknown")
+    for kind, parts in _VIEW_KINDS.items():
+        names = [f"{prefix}_{part}" for part in parts]
+        if all(name in kwargs for name in names):
+            where = tuple(kwargs.pop(name) for name in names)
+            where = tuple(tuple(x) if isinstance(x, (list, tuple)) else x for x in where)
+            return View(base, index, kind, () if kind == "whole" else where)
+    return View(base, index, "whole")
+
+
+# How torch may describe a view of a base; without any of these it is the base.
+_VIEW_KINDS = {
+    "whole": ("alias",),
+    "slice": ("slice_dim", "slice_start", "slice_end"),
+    "strided": ("size", "stride", "storage_offset"),
+}

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from ..ops.marks import translation_mark
 from .numbering import Numbering
 from .origins import Origin, Origins
-from .schema import bind, history
+from .schema import bind, history, tensors
 from .views import covers, is_part, peel
 
 
@@ -69,7 +69,7 @@ def group(calls: list[Node], numbering: Numbering, origins: Origins) -> list[Tra
     families: dict[Any, dict[int, TranslatedValue]] = {}
     for call in calls:
         mapping, loc, page_size = operands(call)
-        root, steps = peel(loc)
+        root, steps = _root(call, loc)
         root, mapping = numbering.canonical(root), numbering.canonical(mapping)
         family = (call.target, numbering[mapping], numbering.operand(page_size))
         value = families.setdefault(family, {}).setdefault(
@@ -83,6 +83,21 @@ def group(calls: list[Node], numbering: Numbering, origins: Origins) -> list[Tra
     for value in values:
         value.refusal = _judge(value, origins)
     return values
+
+
+def _root(call: Node, loc: Node) -> tuple[Node, tuple[Node, ...]]:
+    """The root of the ids that `call` translates, and the steps over it.
+
+    Ours give contiguous int64, whatever the ids are; what another operator gives may follow them.
+    """
+    if _is_ours(call.target):
+        return peel(loc)
+    (result,) = tensors(call)
+    return peel(loc, casts=False) if result.is_contiguous() else (loc, ())
+
+
+def _is_ours(op: Any) -> bool:
+    return bool(op.namespace == "swa")
 
 
 def operands(call: Node) -> tuple[Node, Node, Any]:
@@ -108,7 +123,7 @@ def _lift_parts(values: dict[int, TranslatedValue], numbering: Numbering) -> Non
         changed = False
         by_parent: dict[int, list[TranslatedValue]] = {}
         for number, value in list(values.items()):
-            lineage = _lineage(value.loc, numbering)
+            lineage = _lineage(value, numbering)
             whole = next((n for n, _ in lineage if numbering[n] in values), None)
             if whole is not None:
                 _absorb(values, values[numbering[whole]], number, dict(lineage)[whole])
@@ -121,8 +136,8 @@ def _lift_parts(values: dict[int, TranslatedValue], numbering: Numbering) -> Non
         for parts in by_parent.values():
             parent: Node = parts[0].loc.args[0]  # type: ignore[assignment]
             if covers(parent, [part.loc for part in parts]):
-                root = numbering.canonical(peel(parent)[0])
                 like = parts[0]
+                root = numbering.canonical(peel(parent, casts=_is_ours(like.op))[0])
                 values[numbering[root]] = TranslatedValue(
                     like.op, like.mapping, root, like.page_size
                 )
@@ -130,14 +145,14 @@ def _lift_parts(values: dict[int, TranslatedValue], numbering: Numbering) -> Non
                 break
 
 
-def _lineage(loc: Node, numbering: Numbering) -> list[tuple[Node, tuple[Node, ...]]]:
-    """The tensors that `loc` is a part of, nearest first, each with the steps down to `loc`."""
+def _lineage(value: TranslatedValue, numbering: Numbering) -> list[tuple[Node, tuple[Node, ...]]]:
+    """The tensors that the ids are a part of, nearest first, each with the steps down to them."""
     found: list[tuple[Node, tuple[Node, ...]]] = []
     below: tuple[Node, ...] = ()
-    node = loc
+    node = value.loc
     while is_part(node):
         below = (node, *below)
-        root, steps = peel(node.args[0])  # type: ignore[arg-type]
+        root, steps = peel(node.args[0], casts=_is_ours(value.op))  # type: ignore[arg-type]
         below = (*steps, *below)
         node = numbering.canonical(root)
         found.append((node, below))

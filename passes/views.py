@@ -77,10 +77,15 @@ def is_part(node: Node) -> bool:
     return node.target in _PART
 
 
-def peel(node: Node) -> tuple[Node, tuple[Node, ...]]:
-    """`node` as (root, steps), outermost step last, taking off `same` steps only."""
+def peel(node: Node, *, casts: bool = True) -> tuple[Node, tuple[Node, ...]]:
+    """`node` as (root, steps), outermost step last, taking off `same` steps only.
+
+    Without `casts`, widening ones are left: for a translation whose result has the ids' dtype.
+    """
     steps: list[Node] = []
     while is_same(node) and isinstance(node.args[0], Node):
+        if not casts and cast_dtype(node) is not None:
+            break
         steps.append(node)
         node = node.args[0]
     return node, tuple(reversed(steps))

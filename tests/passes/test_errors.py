@@ -216,3 +216,27 @@ def test_the_size_of_a_computed_tensor_pulls_nothing_up(compiled, make_mapping):
         torch.manual_seed(3)
         got = call(mapping, GOOD, torch.ones(4))
     assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["CPU form", "GPU form"])
+@pytest.mark.parametrize("page", [None, 4])
+def test_translations_of_transposed_ids_are_contiguous(
+    on_host, page, compiled, make_mapping, monkeypatch
+):
+    """As those of the operators are: a view that needs it (or a stride check) relies on that."""
+    monkeypatch.setattr("swa_compile.passes.lower.checked_on_the_host", lambda ids: on_host)
+    mapping, ids = make_mapping(), torch.arange(12).view(3, 4).t()
+
+    def forward(mapping, ids):
+        slots = (
+            translate_loc(mapping, ids)
+            if page is None
+            else translate_page_table(mapping, ids, page)
+        )
+        return slots, slots.view(12) + 1
+
+    (slots, flat), (report,) = compiled(forward, mapping, ids)
+    assert report.translation_nodes == 1
+    want = mapping[ids] if page is None else mapping[ids * page] // page
+    assert torch.equal(slots, want) and slots.is_contiguous()
+    assert torch.equal(flat, want.flatten() + 1)
