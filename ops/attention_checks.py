@@ -16,6 +16,7 @@ from .checks import (
     require_positive,
     require_rank,
     shape_name,
+    size_name,
 )
 
 _OP = "paged_attention"
@@ -72,14 +73,15 @@ def check_inputs(
         seq_lens.shape[0] == page_table.shape[0],
         lambda: (
             f"{argument(_OP, 'seq_lens')} must have one length per row of 'page_table': "
-            f"got {seq_lens.shape[0]} for {page_table.shape[0]} rows"
+            f"got {size_name(seq_lens.shape[0])} for {size_name(page_table.shape[0])} rows"
         ),
     )
     require(
         cu_seqlens_q.shape[0] == page_table.shape[0] + 1,
         lambda: (
             f"{argument(_OP, 'cu_seqlens_q')} must have one entry more than 'page_table' has "
-            f"rows: got {cu_seqlens_q.shape[0]} for {page_table.shape[0]} rows"
+            f"rows: got {size_name(cu_seqlens_q.shape[0])} for "
+            f"{size_name(page_table.shape[0])} rows"
         ),
     )
     require_positive(argument(_OP, "page_size"), page_size)

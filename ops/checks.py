@@ -65,7 +65,7 @@ def require_device(where: str, tensor: Tensor, other_name: str, other: Tensor) -
 
 def require_positive(where: str, number: Size) -> None:
     """Raise `ValueError` unless `number` is at least 1."""
-    require(number >= 1, lambda: f"{where} must be at least 1, got {number}")
+    require(number >= 1, lambda: f"{where} must be at least 1, got {size_name(number)}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -75,7 +75,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def shape_name(tensor: Tensor) -> str:
     """The shape as "[4, 2]"."""
-    return f"[{', '.join(str(size) for size in tensor.shape)}]"
+    return f"[{', '.join(map(size_name, tensor.shape))}]"
+
+
+def size_name(size: Size) -> str:
+    """A size as its number; a symbolic one as "s46 (62)", with what it stands for in this call."""
+    if isinstance(size, torch.SymInt) and size.node.has_hint():
+        return f"{size} ({size.node.hint})"
+    return str(size)
 
 
 def is_float8(dtype: torch.dtype) -> bool:

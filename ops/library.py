@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -32,15 +32,34 @@ def define(
     """
     _LIBRARY.define(schema, tags=_TAGS)
     name = schema.partition("(")[0]  # with its overload, unlike what Library.define returns
-    if every is not None:
-        _LIBRARY.impl(name, every, "CompositeExplicitAutograd")
-    for key, kernel in kernels.items():
-        _LIBRARY.impl(name, kernel, key)
-    torch.library.register_fake(f"swa::{name}", fake, lib=_LIBRARY)
     base, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.swa, base), overload or "default")
     assert isinstance(op, torch._ops.OpOverload)
+    if every is not None:
+        _LIBRARY.impl(name, _without_none(op, every), "CompositeExplicitAutograd")
+    for key, kernel in kernels.items():
+        _LIBRARY.impl(name, _without_none(op, kernel), key)
+    torch.library.register_fake(f"swa::{name}", _without_none(op, fake), lib=_LIBRARY)
     return op
+
+
+def _without_none(op: torch._ops.OpOverload, kernel: Kernel) -> Kernel:
+    """`kernel` behind a check that torch does not make: None passes for a `Tensor` argument."""
+    base = op._schema.name
+    wanted = [
+        (i, arg.name)
+        for i, arg in enumerate(op._schema.arguments)
+        if isinstance(arg.type, torch.TensorType) and not arg.kwarg_only
+    ]
+
+    @wraps(kernel)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for i, name in wanted:
+            if i < len(args) and args[i] is None:
+                raise TypeError(f"{base}: argument '{name}' must be a tensor, got None")
+        return kernel(*args, **kwargs)
+
+    return checked
 
 
 @cache

@@ -18,6 +18,7 @@ from .checks import (
     require_floating,
     require_rank,
     shape_name,
+    size_name,
 )
 
 
@@ -51,7 +52,7 @@ def check_inputs(op: str, rows: list[Rows], loc: Tensor) -> None:
             row.values.shape[0] == loc.shape[0],
             lambda row=row: (  # type: ignore[misc]
                 f"{where_loc} must have one id per row of '{row.values_name}': "
-                f"got {loc.shape[0]} ids for {row.values.shape[0]} rows"
+                f"got {size_name(loc.shape[0])} ids for {size_name(row.values.shape[0])} rows"
             ),
         )
 

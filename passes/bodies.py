@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch.fx import Graph, GraphModule
 
+from .guards import refuse_shifted_writes
 from .hoist import Prologue, hoist
 from .lower import lower
 from .materialize import materialize
@@ -19,14 +20,20 @@ from .report import GraphReport, Refusal
 from .stores import describe_caches, find_stores, lower_stores
 from .subgraphs import callers, children
 from .translations import find_calls
+from .verify import Promises, check_stores, verify
+from .view_sizes import from_input_sizes
 
 _META = "swa_compile_body"
 
 
 def body_report(graph: Graph, options: PassOptions) -> GraphReport:
     """Lower the stores of a body; a report by which its translations are all left."""
+    promises = Promises.of(graph)
+    from_input_sizes(graph)
     stores = find_stores(graph)
     lowered = lower_stores(graph) if options.lower_stores else 0
+    refuse_shifted_writes(graph)
+    check_stores(graph, promises, (len(stores), lowered))
     calls = len(find_calls(graph))
     report = GraphReport(
         translations_found=calls,
@@ -90,11 +97,14 @@ def with_bodies(report: GraphReport, graph: Graph) -> GraphReport:
 def _finish(child: GraphModule) -> GraphReport:
     """Hoist what was not lifted to the start of the body."""
     stores: GraphReport = child.meta.get(_META, GraphReport())
+    promises = Promises.of(child.graph)
     prologue = Prologue.of(child.graph)
     hoisted = hoist(child.graph, prologue)
     for node in hoisted.nodes:
         lower(child.graph, node, prologue)
     materialize(child.graph, prologue)
+    kept = stores.stores_found - stores.stores_lowered
+    verify(child.graph, prologue, hoisted.single, promises, (kept, 0))
     return replace(
         stores,
         translations_found=hoisted.found,

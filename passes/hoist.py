@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import operator
-import os
 from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Graph, Node
 
-from .. import ops
 from ..ops.marks import named_call
 from .emit import Emitter, copy_provenance, same_layout, size_of
 from .errors import PassError
 from .numbering import Numbering
 from .origins import Origins
+from .provenance import source_line
 from .report import Refusal, Value
 from .schema import ancestors, is_view, tensors
 from .translations import TranslatedValue, find_calls, group
 from .views import replay
-
-_OPS_FOLDER = os.path.dirname(ops.__file__) + os.sep
 
 
 @dataclass
@@ -38,7 +35,7 @@ class Prologue:
     @classmethod
     def of(cls, graph: Graph) -> Prologue:
         """An empty prologue behind the last placeholder of `graph`."""
-        last = next(iter(graph.nodes))
+        last = next(iter(graph.nodes)).prev  # the root, ahead of all nodes: a graph may lack inputs
         for node in graph.nodes:
             if node.op == "placeholder":
                 last = node
@@ -163,21 +160,6 @@ def _place_alone(graph: Graph, value: TranslatedValue, prologue: Prologue, resul
     if early:
         prologue.close(emit)
     _answer(value, single)
-
-
-def source_line(node: Node) -> str:
-    """ "file:line" of the model's own code that `node` comes from, or "" where it is not known.
-
-    The innermost frame that does not lie in our ops: their typed wrappers are not where a user
-    would look.
-    """
-    place = ""
-    for line in (node.meta.get("stack_trace") or "").splitlines():
-        if line.strip().startswith('File "'):
-            path, _, rest = line.strip()[len('File "') :].partition('", line ')
-            if not path.startswith(_OPS_FOLDER):
-                place = f"{path}:{rest.split(',')[0]}"
-    return place
 
 
 def _answer(value: TranslatedValue, translated: Node) -> None:

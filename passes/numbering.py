@@ -15,6 +15,9 @@ from torch.fx import Node
 
 from .schema import is_pure
 
+# Its argument "what", the beginning of an error's text, is no part of the value.
+_CHECK = torch.ops.swa.check_ids.default
+
 
 class Numbering:
     """Numbers the nodes of a graph; equal numbers mean equal values, dtypes and strides.
@@ -81,7 +84,11 @@ class Numbering:
             given = {arg.name: value for arg, value in zip(schema, node.args, strict=False)}
             given.update(node.kwargs)
             # A default that is spelled out is the same call.
-            args = [(arg.name, given.get(arg.name, arg.default_value)) for arg in schema]
+            args = [
+                (arg.name, given.get(arg.name, arg.default_value))
+                for arg in schema
+                if not (arg.name == "what" and node.target is _CHECK)
+            ]
         else:
             args = [*enumerate(node.args), *node.kwargs.items()]  # type: ignore[list-item]
         key = (node.target, tuple((name, self.operand(value)) for name, value in args))

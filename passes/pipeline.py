@@ -24,7 +24,7 @@ from .options import PassOptions
 from .report import GraphReport, publish, retract
 from .stores import describe_caches, find_stores, lower_stores
 from .subgraphs import is_subgraph, lift
-from .verify import verify, writes_per_input
+from .verify import Promises, verify
 from .view_sizes import from_input_sizes
 
 
@@ -91,7 +91,7 @@ class HoistPipeline(CustomGraphPass):
 def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     """All stages on `graph` and the bodies that it calls; the report of what they did."""
     observer.stage("functional", graph)
-    writes = writes_per_input(graph)
+    promises = Promises.of(graph)
     from_input_sizes(graph)
     if lift(graph):
         observer.stage("lifted", graph)
@@ -107,7 +107,7 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     invariants = hoist_invariants(graph, prologue) if options.hoist_invariants else 0
     materialize(graph, prologue)
     refuse_shifted_writes(graph)
-    verify(graph, prologue, hoisted.single, writes, (len(stores), lowered))
+    verify(graph, prologue, hoisted.single, promises, (len(stores), lowered))
     observer.stage("lowered", graph)
 
     named = {name for value in hoisted.values for name in (value.mapping, value.loc)}

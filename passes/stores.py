@@ -8,6 +8,7 @@ has no form as an index: right, only slower.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -19,6 +20,7 @@ from ..ops.checks import is_float8
 from .emit import Emitter, same_size, size_of
 from .guards import is_plain
 from .lower import as_int64, checked_ids, stopped
+from .provenance import module_path, source_line
 from .report import Cache
 from .row_index import RowIndex
 from .schema import (
@@ -86,8 +88,9 @@ def lower_stores(graph: Graph) -> int:
         if plan is not None:
             plans[call.node] = plan
     _drop_mixtures(graph, plans)
+    numbers = {call.node: i for i, call in enumerate(find_stores(graph), start=1)}
     for node, plan in plans.items():
-        _lower(graph, node, plan)
+        _lower(graph, node, plan, f"store {numbers[node]} of {len(numbers)} in this graph")
     return len(plans)
 
 
@@ -131,14 +134,15 @@ def _drop_mixtures(graph: Graph, plans: dict[Node, list[_Write]]) -> None:
         changed = bool(dropped)
 
 
-def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:
+def _lower(graph: Graph, node: Node, writes: list[_Write], which: str) -> None:
     call = functionalized_call(node)
     assert call is not None
     name = call.op._schema.name
     # Ahead of the store: what it reads stands there. All checks come ahead of all writes.
     emit = Emitter(graph, call.node.prev)
     loc: Node = call.args["loc"]
-    what = f"{name}: argument 'loc'"
+    places = [which, module_path(node), source_line(node)]
+    what = f"{name}: argument 'loc' ({', '.join(filter(None, places))})"
     views = [call.written[write.cache] for write in writes]
     rows = [write.index.rows(view, emit) for write, view in zip(writes, views, strict=True) if view]
     # One check for all caches, or one would be written before the ids are found bad for another.
@@ -163,7 +167,7 @@ def _lower(graph: Graph, node: Node, writes: list[_Write]) -> None:
             item.replace_all_uses_with(stored)
             graph.erase_node(item)
     for user in list(call.node.users):
-        if not user.users:  # the None that an op without returns gives
+        if user.target is operator.getitem and not user.users:  # the None of an op without returns
             graph.erase_node(user)
     if call.node.users:
         # Somebody reads the wrapper's tuple itself: hand them what the store would have given.

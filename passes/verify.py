@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
 
+from ..ops.checks import dtype_name, shape_name
 from .errors import PassError
 from .hoist import Prologue
-from .schema import functionalized_call, is_store, updated_base
-from .translations import find_calls, operands
+from .provenance import module_path, source_line
+from .schema import functionalized_call, is_pure, is_store, tensors, updated_base
+from .translations import find_calls
 
 
-def writes_per_input(graph: Graph) -> Counter[str]:
-    """How many writes each graph input receives, counted along the chain of its new values."""
-    found: Counter[str] = Counter()
-    for node in graph.nodes:
-        if node.target is not torch.ops.aten.copy_.default or node.args[0].op != "placeholder":
-            continue
-        found[node.args[0].name] = _writes_behind(node.args[1], node.args[0])
-    return found
+@dataclass(frozen=True)
+class Promises:
+    """What a graph did before the passes and must do after them.
 
+    Attributes:
+        writes: how many writes each graph input receives, by name.
+        outputs: how many values the graph returns; None where it has no output node.
+    """
 
-def stores_kept(graph: Graph) -> int:
-    """How many stores the graph still holds in their opaque form."""
-    calls = (functionalized_call(node) for node in graph.nodes)
-    return sum(call is not None and is_store(call) for call in calls)
+    writes: Counter[str]
+    outputs: int | None
+
+    @classmethod
+    def of(cls, graph: Graph) -> Promises:
+        return cls(_writes_per_input(graph), _outputs(graph))
 
 
 def verify(
     graph: Graph,
     prologue: Prologue,
     refused: list[Node],
-    writes_before: Counter[str],
+    promises: Promises,
     stores: tuple[int, int],
 ) -> None:
     """Raise `PassError` where the result breaks a rule of the passes.
@@ -42,7 +46,7 @@ def verify(
         graph: after all passes.
         prologue: what the passes put at the start.
         refused: translation nodes that may stand outside the prologue.
-        writes_before: `writes_per_input` of the graph as it came.
+        promises: of the graph as it came.
         stores: (found, lowered).
     """
     try:
@@ -53,33 +57,47 @@ def verify(
     _check_prologue(graph, prologue)
 
     allowed = set(refused)
-    hoisted = set()
     for node in find_calls(graph):
-        if node in prologue.nodes:
-            hoisted.add(operands(node)[0])
-        elif node not in allowed:
+        if node not in prologue.nodes and node not in allowed:
             raise PassError(
-                f"translation '{node.name}' stands outside the prologue and was not refused"
+                f"hoist: translation {_describe(node)} stands outside the prologue and was not "
+                "refused"
             )
+    check_stores(graph, promises, stores)
 
+
+def check_stores(graph: Graph, promises: Promises, stores: tuple[int, int]) -> None:
+    """Raise `PassError` where `graph` lost a store, a write to an input, or an output.
+
+    Args: as for `verify`.
+    """
     found, lowered = stores
-    kept = stores_kept(graph)
+    kept = _stores_kept(graph)
     if kept + lowered != found:
         raise PassError(
-            f"{found} KV stores came in, {lowered} were lowered and {kept} are left; switch the "
-            "lowering off with lower_stores=False"
+            f"lower_stores: {found} KV stores came in, {lowered} were lowered and {kept} are left; "
+            "switch the pass off with lower_stores=False"
         )
-    after = writes_per_input(graph)
-    for name, count in writes_before.items():
+    after = _writes_per_input(graph)
+    inputs = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    for name, count in promises.writes.items():
         if after[name] < count:
             raise PassError(
-                f"graph input '{name}' received {count} writes and receives {after[name]} now; "
-                "switch the lowering off with lower_stores=False"
+                f"lower_stores: graph input {_describe(inputs[name])} received {count} writes and "
+                f"receives {after[name]} now; switch the pass off with lower_stores=False"
             )
+    if _outputs(graph) != promises.outputs:
+        raise PassError(
+            f"lower_stores: the graph returned {promises.outputs} values and returns "
+            f"{_outputs(graph)} now; switch the pass off with lower_stores=False"
+        )
 
 
 def _check_prologue(graph: Graph, prologue: Prologue) -> None:
-    """Placeholders, then the prologue, then the rest; the prologue reads nothing of the rest."""
+    """Placeholders, then the prologue, then the rest.
+
+    Since a graph is in order, the prologue then reads nothing of the rest.
+    """
     inside = True
     for node in graph.nodes:
         if node.op in ("placeholder", "output"):
@@ -87,7 +105,29 @@ def _check_prologue(graph: Graph, prologue: Prologue) -> None:
         if node not in prologue.nodes:
             inside = False
         elif not inside:
-            raise PassError(f"prologue node '{node.name}' stands behind layer code")
+            raise PassError(f"hoist: prologue node {_describe(node)} stands behind layer code")
+        elif node.op != "get_attr" and not is_pure(node):
+            raise PassError(f"hoist: prologue node {_describe(node)} has effects or is random")
+
+
+def _describe(node: Node) -> str:
+    """Name, dtype and shape, and where it stands in the model."""
+    text = f"'{node.name}'"
+    found = tensors(node)
+    if len(found) == 1:
+        text += f" ({dtype_name(found[0].dtype)} {shape_name(found[0])})"
+    place = ", ".join(filter(None, (module_path(node), source_line(node))))
+    return f"{text} of {place}" if place else text
+
+
+def _writes_per_input(graph: Graph) -> Counter[str]:
+    """Writes that each graph input receives, counted along the chain of its new values."""
+    found: Counter[str] = Counter()
+    for node in graph.nodes:
+        if node.target is not torch.ops.aten.copy_.default or node.args[0].op != "placeholder":
+            continue
+        found[node.args[0].name] = _writes_behind(node.args[1], node.args[0])
+    return found
 
 
 def _writes_behind(value: object, target: Node) -> int:
@@ -98,3 +138,17 @@ def _writes_behind(value: object, target: Node) -> int:
         count += base is not None or value.target is torch.ops.aten.index_put.default
         value = base if base is not None else (value.args[0] if value.args else None)
     return count
+
+
+def _outputs(graph: Graph) -> int | None:
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            returned = node.args[0]
+            return len(returned) if isinstance(returned, (tuple, list)) else 1
+    return None
+
+
+def _stores_kept(graph: Graph) -> int:
+    """How many stores the graph still holds in their opaque form."""
+    calls = (functionalized_call(node) for node in graph.nodes)
+    return sum(call is not None and is_store(call) for call in calls)

@@ -107,7 +107,8 @@ def covers(parent: Node, parts: list[Node]) -> bool:
             spans.setdefault(dim, []).append((start, end))
     for dim, intervals in spans.items():
         at: Any = 0
-        while not same_size(at, value.shape[dim]):
+        extent = _extent(parent, value, dim)
+        while not same_size(at, extent):
             following = next((span for span in intervals if same_size(span[0], at)), None)
             if following is None:
                 break
@@ -133,6 +134,15 @@ def replay(steps: tuple[Node, ...], on: Node, like: torch.Tensor, emit: Emitter)
 
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten.reshape.default})
+
+
+def _extent(node: Node, value: torch.Tensor, dim: int) -> Any:
+    """Size of a dimension: as the model wrote it in a view, which may say more than the symbols."""
+    if node.target in _VIEWS:
+        written = node.args[1][dim]  # type: ignore[index]
+        if isinstance(written, int) and written >= 0:
+            return written
+    return value.shape[dim]
 
 
 def _span(part: Node, value: torch.Tensor) -> tuple[int, Any, Any] | None:
