@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .emit import size_of
 from .schema import is_pure
 
 # Its argument "what", the beginning of an error's text, is no part of the value.
@@ -37,6 +38,12 @@ class Numbering:
         while todo:
             current = todo[-1]
             if current in self._number:
+                todo.pop()
+                continue
+            size = current.meta.get("val")
+            if isinstance(size, torch.SymInt):
+                # Sizes of one compilation are equal where their expressions are.
+                self._add(current, ("size", size_of(size)))
                 todo.pop()
                 continue
             pure = is_pure(current)

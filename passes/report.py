@@ -13,12 +13,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch._dynamo.utils import counters
 
 _COUNTER_PREFIX = "swa_compile_report "
+
+# Tables of torch's counters. Inductor keeps the first with each cached graph. The others say for
+# how many of its counts the passes ran in this process, and how many of those a collector got.
+_RECORDED, _RAN, _DELIVERED = "inductor", "swa_compile ran", "swa_compile delivered"
 
 # The lists that receive reports in this context, outermost first.
 _sinks: ContextVar[tuple[list[GraphReport], ...]] = ContextVar("swa_compile_sinks", default=())
@@ -171,17 +175,21 @@ class GraphReport:
 
 def publish(report: GraphReport) -> None:
     """Record `report` with the graph being compiled and give it to the active collectors."""
-    counters["inductor"][_counter(report)] += 1
-    for sink in _sinks.get():
-        sink.append(report)
+    key = _counter(report)
+    counters[_RECORDED][key] += 1
+    counters[_RAN][key] += 1
+    if _sinks.get():
+        counters[_DELIVERED][key] += 1
+    deliver(report)
 
 
 def retract(report: GraphReport) -> None:
     """Take back a published report whose graph turned out to be part of another one."""
     key = _counter(report)
-    counters["inductor"][key] -= 1
-    if counters["inductor"][key] <= 0:
-        del counters["inductor"][key]
+    for table in (_RECORDED, _RAN, _DELIVERED):
+        counters[table][key] -= 1
+        if counters[table][key] <= 0:
+            del counters[table][key]
     for sink in _sinks.get():
         for i in reversed(range(len(sink))):
             if sink[i] is report:
@@ -189,13 +197,18 @@ def retract(report: GraphReport) -> None:
                 break
 
 
-def take_recorded() -> list[GraphReport]:
-    """Remove and return every report recorded by a compilation or a cache hit since last asked."""
+def take_undelivered() -> list[GraphReport]:
+    """The reports of all graphs that were compiled or taken from a cache and that no collector got.
+
+    Each is returned once. Those that come from a cache say so.
+    """
     found: list[GraphReport] = []
-    table = counters["inductor"]
+    table, ran, delivered = counters[_RECORDED], counters[_RAN], counters[_DELIVERED]
     for key in [key for key in table if key.startswith(_COUNTER_PREFIX)]:
         report = GraphReport.from_dict(json.loads(key[len(_COUNTER_PREFIX) :]))
-        found += [report] * table.pop(key)
+        recorded, passes, seen = table.pop(key), ran.pop(key, 0), delivered.pop(key, 0)
+        found += [report] * (passes - seen)
+        found += [replace(report, from_cache=True)] * (recorded - passes)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from functorch.compile import aot_module_simplified, make_boxed_func
 from torch.fx import GraphModule
 
-from swa_compile.collecting import from_caches
+from swa_compile.collecting import settle
 from swa_compile.inductor import (
     cache_copies,
     captured_code,
@@ -23,7 +23,7 @@ from swa_compile.naming import input_names, name_inputs, with_names
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline
 from swa_compile.passes.dump import dump_root, new_folder, write_file, write_report
-from swa_compile.passes.report import deliver, sink, take_recorded
+from swa_compile.passes.report import deliver, sink, take_undelivered
 from swa_compile.passes.subgraphs import children
 
 Compiled = Callable[..., Any]
@@ -123,6 +123,7 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
 
     `codes` holds, after the block, the generated code of each graph in the same order.
     """
+    settle()  # what stock Inductor took from its cache ahead of this
     fresh: list[GraphReport] = []
     failed = True
     try:
@@ -133,10 +134,12 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
         name_inputs(error, names)
         raise
     finally:
-        reports = [*fresh, *from_caches(fresh, take_recorded())]
+        reports = [*fresh, *take_undelivered()]
+        # Where some graph gave no code, nobody knows which.
+        paired: Sequence[str | None] = codes if len(codes) == len(reports) else [None] * len(reports)
         reports = [
-            _complete(report, names, codes[i] if i < len(codes) else None, options)
-            for i, report in enumerate(reports)
+            _complete(report, names, code, options)
+            for report, code in zip(reports, paired, strict=True)
         ]
         for report in reports:
             deliver(report)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
-from swa_compile.passes.report import GraphReport, deliver, sink, take_recorded
+from swa_compile.passes.report import GraphReport, deliver, sink, take_undelivered
 
 
 @contextmanager
@@ -17,26 +16,20 @@ def collect() -> Iterator[list[GraphReport]]:
             compiled(*args)
         print(reports[0].summary())
 
-    Nested blocks all see the inner graphs. A graph that stock Inductor (with `passes.pipeline()`
-    and without the `swa` backend) takes from its cache is known only when the block ends.
+    Nested blocks all see the inner graphs. The block sees what its own thread compiles (and
+    contexts that are copied from it). A graph that stock Inductor (with `passes.pipeline()` and
+    without the `swa` backend) takes from its cache is known only when the block ends.
     """
-    take_recorded()  # compiled before the block, with nobody asking
+    settle()  # what was compiled before the block belongs to the blocks around it
     reports: list[GraphReport] = []
     with sink(reports):
         try:
             yield reports
         finally:
-            for report in from_caches(reports, take_recorded()):
-                deliver(report)
+            settle()
 
 
-def from_caches(seen: Sequence[GraphReport], recorded: Sequence[GraphReport]) -> list[GraphReport]:
-    """Those of `recorded` that no pass published (none is in `seen`): they came from a cache."""
-    fresh = [replace(report, dump=None) for report in seen]
-    cached = []
-    for report in recorded:
-        if report in fresh:
-            fresh.remove(report)
-        else:
-            cached.append(replace(report, from_cache=True))
-    return cached
+def settle() -> None:
+    """Give what is known by now to the active collectors; nobody is left waiting for it."""
+    for report in take_undelivered():
+        deliver(report)

@@ -96,22 +96,40 @@ def captured_code(codes: list[str]) -> Iterator[None]:
         GraphLowering.save_output_code = before
 
 
-_ALLOCATION = re.compile(r"\bempty_strided\w*\(\(([^()]*)\), \([^()]*\), torch\.(\w+)")
+_ALLOCATION = re.compile(r"(\w+) = empty_strided\w*\(\(([^()]*)\), \([^()]*\), torch\.(\w+)")
+_ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTILINE)
 _PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
+_CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
+_NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
+_NAME = re.compile(r"\b\w+\b")
 
 
 def cache_copies(code: str, caches: Sequence[Cache]) -> int:
-    """How many buffers of the size and dtype of one of `caches` the generated `code` allocates."""
-    wanted = {(_extent(tuple(map(str, cache.shape))), cache.dtype) for cache in caches}
-    found = 0
-    for sizes, dtype in _ALLOCATION.findall(code):
+    """How many copies of `caches` the generated `code` makes.
+
+    A copy is a buffer that the code allocates, that has as many elements of the same dtype as a
+    cache, and that stands in a call of a kernel together with that cache (or with another of its
+    kind): a buffer of the size alone may be anything.
+    """
+    kinds: dict[tuple[Any, str], set[str]] = {}
+    for cache in caches:
+        kind = (_extent(tuple(map(str, cache.shape))), cache.dtype)
+        kinds.setdefault(kind, set()).add(cache.name)
+    allocated = {}
+    for name, sizes, dtype in _ALLOCATION.findall(code):
         shape = tuple(part.strip() for part in sizes.split(",") if part.strip())
-        found += (_extent(shape), dtype) in wanted
-    return found
-
-
-_CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
-_NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
+        allocated[name] = (_extent(shape), dtype)
+    if not any(kind in kinds for kind in allocated.values()):
+        return 0
+    origin: dict[str, str] = {}
+    for new, old in _ALIAS.findall(code):
+        origin[new] = origin.get(old, old)
+    copies = set()
+    for args in _kernel_arguments(code):
+        names = {origin.get(name, name) for name in _NAME.findall(args)}
+        for name in names & allocated.keys():
+            copies |= {name} if names & kinds.get(allocated[name], set()) else set()
+    return len(copies)
 
 
 def mapping_kernels(code: str, mappings: Sequence[str]) -> int:
@@ -121,12 +139,15 @@ def mapping_kernels(code: str, mappings: Sequence[str]) -> int:
     """
     start = code.find("def call(")
     body = code[start : code.find("\ndef ", start) if start >= 0 else None]
-    wanted = {re.compile(rf"\b{re.escape(name)}\b") for name in mappings}
-    return sum(
-        match["callee"] not in _NO_KERNELS
-        and any(pattern.search(match["args"]) for pattern in wanted)
-        for match in _CALL.finditer(body)
-    )
+    wanted = set(mappings)
+    return sum(not wanted.isdisjoint(_NAME.findall(args)) for args in _kernel_arguments(body))
+
+
+def _kernel_arguments(code: str) -> Iterator[str]:
+    """The arguments of each call of a kernel in `code`."""
+    for match in _CALL.finditer(code):
+        if match["callee"] not in _NO_KERNELS:
+            yield match["args"]
 
 
 def partition_count(code: str) -> int | None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -220,6 +221,55 @@ def test_nested_collectors_all_see_the_inner_graph(make_mapping):
         with swa_compile.collect() as later:
             torch.compile(forward, backend="swa_eager")(mapping, LOC)  # compiled already
     assert len(outer) == len(inner) == 1 and not later
+
+
+def cache_hit(report):
+    """What Inductor does with the counters when it takes a graph from its cache."""
+    key = "swa_compile_report " + json.dumps(report.to_dict(), separators=(",", ":"))
+    torch._dynamo.utils.counters["inductor"][key] += 1
+
+
+def test_inner_blocks_and_compilations_take_no_report_from_the_outer_block(make_mapping):
+    """A hit of stock Inductor's cache is only seen when somebody looks; who looks may be inside."""
+    hits = [swa_compile.GraphReport(translations_found=n) for n in (3, 4, 5)]
+    mapping = make_mapping()
+
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + 1
+
+    cache_hit(hits[0])  # ahead of all blocks: nobody's
+    torch._dynamo.reset()
+    with swa_compile.collect() as outer:
+        cache_hit(hits[1])
+        with swa_compile.collect() as inner:
+            pass
+        cache_hit(hits[2])
+        torch.compile(forward, backend="swa_eager")(mapping, LOC)
+        cache_hit(hits[1])
+    assert not inner
+    assert [(r.translations_found, r.from_cache) for r in outer] == [
+        (4, True),
+        (5, True),
+        (1, False),
+        (4, True),
+    ]
+
+
+def test_a_graph_that_another_thread_compiled_is_not_taken_for_a_cached_one(make_mapping):
+    mapping = make_mapping()
+    options = {"post_grad_custom_pre_pass": swa_compile.passes.pipeline()}
+
+    def run():
+        graph = torch.fx.symbolic_trace(lambda mapping, loc: translate_loc(mapping, loc)).graph
+        for node, value in zip(graph.nodes, (mapping, LOC, mapping[LOC]), strict=False):
+            node.meta["val"] = value
+        options["post_grad_custom_pre_pass"](graph)
+
+    with swa_compile.collect() as reports:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert [(r.translations_found, r.from_cache) for r in reports] == [(1, False)]
 
 
 def test_functionalization_version_1_is_refused(compiled, make_mapping, make_caches):

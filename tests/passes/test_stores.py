@@ -303,3 +303,27 @@ def test_an_opaque_store_at_a_place_that_no_input_size_gives_is_refused(compiled
     ):
         compiled(forward, pool, torch.tensor(5), torch.tensor([1, 2, 3]), k, lower_stores=False)
     assert not pool.any()
+
+
+@pytest.mark.inductor
+def test_a_buffer_of_a_caches_size_is_no_copy_and_a_snapshot_is_one(compiled):
+    """Told apart by what the kernel that writes the buffer reads."""
+    cache, x = torch.zeros(ROWS, 2, 4), torch.randn(ROWS, 8)
+    k, loc = values(3), torch.tensor([3, 7, 5])
+
+    def forward(cache, x, k, loc):
+        hidden = (x @ x.t() @ x).relu()  # [ROWS, 8], as large as the cache
+        store_latent(cache, k, loc)
+        return hidden @ x.t()
+
+    def snapshot(cache, x, k, loc):
+        old = cache + 0
+        return forward(cache, x, k, loc), old
+
+    _, (report,) = compiled(forward, cache, x, k, loc, engine="swa", strict=True)
+    assert report.cache_copies == 0
+    (_, old), (report,) = compiled(snapshot, cache, x, k, loc, engine="swa")
+    assert report.cache_copies == 1
+    assert torch.equal(old[loc], k)
+    with pytest.raises(Exception, match="CACHE_COPIED"):
+        compiled(snapshot, cache, x, k, loc, engine="swa", strict=True)
