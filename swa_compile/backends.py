@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,6 +50,7 @@ def swa(
         HoistError: with `strict`, where the promise is not kept.
     """
     chosen = Options.of(options)
+    _tell_skipped_capture(chosen, captures=chosen.cudagraphs == "inductor")
     codes: list[str] = []
     # Read ahead: compile_fx takes ownership of gm.
     names = input_names(gm)
@@ -74,6 +76,7 @@ def swa_eager(
         HoistError: with `strict`, where a translation stays in the layer code.
     """
     chosen = Options.of(options)
+    _tell_skipped_capture(chosen, captures=False)
     hoist = pipeline(chosen)
     names = input_names(gm)
 
@@ -117,6 +120,19 @@ def _apply(hoist: HoistPipeline, module: GraphModule) -> None:
     hoist(module.graph)
 
 
+def _tell_skipped_capture(options: Options, captures: bool) -> None:
+    """Warn (`strict`: raise) where sizes are to be captured and nothing will be."""
+    if captures or not options.capture_sizes:
+        return
+    message = (
+        f"CAPTURE_SKIPPED: capture_sizes={options.capture_sizes} was asked for, and nothing is "
+        f"captured with cudagraphs={options.cudagraphs!r} here"
+    )
+    if options.strict:
+        raise HoistError(f"{message} (strict=True)")
+    warnings.warn(message, stacklevel=3)
+
+
 @contextmanager
 def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[None]:
     """Complete the reports of what is compiled inside and hand them to the collectors.
@@ -136,7 +152,9 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
     finally:
         reports = [*fresh, *take_undelivered()]
         # Where some graph gave no code, nobody knows which.
-        paired: Sequence[str | None] = codes if len(codes) == len(reports) else [None] * len(reports)
+        paired: Sequence[str | None] = (
+            codes if len(codes) == len(reports) else [None] * len(reports)
+        )
         reports = [
             _complete(report, names, code, options)
             for report, code in zip(reports, paired, strict=True)

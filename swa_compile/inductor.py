@@ -51,6 +51,12 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
             "torch._inductor.config.enable_auto_functionalized_v2 is off: version 1 of torch's "
             "wrapper clones whole KV caches and can write wrong rows"
         )
+    if config.post_grad_custom_pre_pass is not None:
+        raise OptionError(
+            "torch._inductor.config.post_grad_custom_pre_pass is set, and the hoist has to stand "
+            "there; use post_grad_custom_post_pass for yours, or run swa_compile.passes.pipeline() "
+            "inside yours and compile with Inductor itself"
+        )
     patches: dict[str, Any] = {}
     if mode is not None:
         patches.update(list_mode_options(mode))

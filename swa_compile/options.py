@@ -81,6 +81,8 @@ class Options:
         for size in self.capture_sizes:
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise OptionError(f"option capture_sizes holds token counts >= 0; got {size!r}")
+        if self.capture_sizes and self.cudagraphs == "off":
+            raise OptionError("option capture_sizes asks for captures, and cudagraphs is 'off'")
         for op in self.split_ops:
             if not isinstance(op, str) or op.count("::") != 1:
                 raise OptionError(f"option split_ops holds names like 'swa::store_kv'; got {op!r}")

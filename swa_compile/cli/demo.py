@@ -205,9 +205,11 @@ def _prompts(args: argparse.Namespace) -> list[list[int]]:
     # Two requests take the same number of chunks, so that no forward has a single request: B = 1
     # would be a graph of its own.
     lengths = [2 * args.window + args.window // 2 + 1, 2 * args.window + 1, args.window // 2 + 1]
-    if len(data) < lengths[0]:
-        raise UsageError(f"the text has {len(data)} bytes; window {args.window} wants {lengths[0]}")
-    return [list(data[start : start + n]) for start, n in zip((0, 100, 200), lengths, strict=True)]
+    spans = [(start, start + n) for start, n in zip((0, 100, 200), lengths, strict=True)]
+    least = max(end for _, end in spans)
+    if len(data) < least:
+        raise UsageError(f"the text has {len(data)} bytes; window {args.window} wants {least}")
+    return [list(data[start:end]) for start, end in spans]
 
 
 def _text(tokens: list[int]) -> str:

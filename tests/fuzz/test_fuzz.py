@@ -40,10 +40,10 @@ def test_interpreted_programs_do_what_numpy_does(program, options, dynamic):
 
 
 @pytest.mark.inductor
-@given(programs(), st.sampled_from([None, True]))
+@given(programs(), OPTIONS, st.sampled_from([None, True]))
 @settings(max_examples=max(CAMPAIGN // 100, 3), **COMMON)
-def test_inductors_programs_do_what_numpy_does(program, dynamic):
-    check(program, "swa", {}, dynamic)
+def test_inductors_programs_do_what_numpy_does(program, options, dynamic):
+    check(program, "swa", options, dynamic)
 
 
 def check(program, engine, options, dynamic):

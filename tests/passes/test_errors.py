@@ -170,6 +170,7 @@ def test_page_size_0_is_refused(compiled, make_mapping):
         ({"strict": "yes"}, ["strict", "'yes'"]),
         ({"capture_sizes": [8, -1]}, ["capture_sizes", "-1"]),
         ({"capture_sizes": 8}, ["capture_sizes", "list"]),
+        ({"capture_sizes": [8], "cudagraphs": "off"}, ["capture_sizes", "'off'"]),
         ({"split_ops": ("paged_attention",)}, ["split_ops", "'paged_attention'"]),
         ({"inductor": 3}, ["inductor", "mapping"]),
     ],
@@ -186,6 +187,32 @@ def test_an_option_that_this_inductor_does_not_know_is_refused_by_name(compiled,
 
     with pytest.raises(Exception, match="no Inductor option no_such_thing"):
         compiled(forward, make_mapping(), GOOD, engine="swa", inductor={"no_such_thing": 1})
+
+
+@pytest.mark.parametrize("engine", ["swa_eager", "swa"])
+def test_sizes_that_nothing_will_capture_are_an_error_in_strict_mode(
+    engine, compiled, make_mapping
+):
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + 1
+
+    options = {"engine": engine, "capture_sizes": [5]}
+    with pytest.raises(Exception, match=r"CAPTURE_SKIPPED.*\(5,\).*strict"):
+        compiled(forward, make_mapping(), GOOD, strict=True, **options)
+    if engine == "swa_eager":
+        with pytest.warns(UserWarning, match="CAPTURE_SKIPPED"):
+            compiled(forward, make_mapping(), GOOD, **options)
+
+
+def test_a_pass_of_the_users_own_where_the_hoist_stands_is_refused(compiled, make_mapping):
+    """Set in torch's own configuration, it would be dropped without a word."""
+
+    def forward(mapping, loc):
+        return translate_loc(mapping, loc) + 1
+
+    config = torch._inductor.config.patch(post_grad_custom_pre_pass=swa_compile.passes.pipeline())
+    with config, pytest.raises(Exception, match="post_grad_custom_post_pass for yours"):
+        compiled(forward, make_mapping(), GOOD, engine="swa")
 
 
 def test_freezing_switched_on_in_torchs_own_config_is_refused(compiled, make_mapping):
