@@ -107,11 +107,13 @@ def test_demo_shows_one_node_equal_tokens_and_equal_rows(tmp_path):
 
 
 @pytest.mark.inductor
-def test_demo_reads_a_text_of_the_users(tmp_path):
+@pytest.mark.parametrize("size", [80, 170, 232])
+def test_demo_says_how_long_a_text_of_the_users_has_to_be(size, tmp_path):
+    """The third of its requests is cut from the text last, and ends at byte 233."""
     text = tmp_path / "text"
-    text.write_text("abc " * 20)
+    text.write_text("a" * size)
     code, _, error = run("demo", "--text", text, "--window", 64, "--device", "cpu")
-    assert code == 2 and "80 bytes" in error
+    assert code == 2 and f"{size} bytes; window 64 wants 233" in error
 
 
 @pytest.mark.inductor
