@@ -52,6 +52,7 @@ def register_inductor_lowering() -> None:
     by a kernel of their own: right, slower."""
     from torch._inductor import ir
     from torch._inductor.lowering import clone, lowerings, register_lowering
+    from torch._inductor.virtualized import V
 
     if torch.ops.swa.materialize.default in lowerings:
         return
@@ -64,6 +65,10 @@ def register_inductor_lowering() -> None:
             # Whoever writes the result in place must not write that.
             x = clone(x)
         x.realize()
+        # Fused with layer code it would be computed there, and what follows it in the prologue
+        # behind that. On a GPU, prologue values have to fuse with one another instead.
+        if x.get_device().type == "cpu":
+            V.graph.no_fuse_buffer_names.add(x.get_name())
         return x
 
     @register_lowering(torch.ops.swa.fresh.default, type_promotion_kind=None)

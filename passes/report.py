@@ -98,6 +98,8 @@ class GraphReport:
             was generated (`swa_eager`, or the passes alone).
         mapping_kernels: kernel calls of the compiled code that are given a mapping: as many as the
             prologue needs, whatever the number of layers; None like `cache_copies`.
+        mapping_kernels_late: those of them that stand behind the first call that takes a cache; 0
+            unless a value was refused.
         partitions: pieces that Inductor cut the graph into; None where it was not asked to.
         from_cache: the compiled code came from a compile cache and the passes did not run.
         dump: folder that holds the text of the stages, or None.
@@ -116,6 +118,7 @@ class GraphReport:
     caches: list[Cache] = field(default_factory=list)
     cache_copies: int | None = None
     mapping_kernels: int | None = None
+    mapping_kernels_late: int | None = None
     partitions: int | None = None
     from_cache: bool = False
     dump: str | None = None
@@ -166,6 +169,8 @@ class GraphReport:
                 f"  {self.mapping_kernels} kernel call{'s' * (self.mapping_kernels != 1)} of the "
                 "compiled code read the mapping"
             )
+        if self.mapping_kernels_late and not self.refused:
+            lines.append(f"  WARNING: {self.mapping_kernels_late} of them behind the prologue")
         if self.partitions is not None:
             lines.append(f"  {self.partitions} partitions")
         if self.from_cache:

@@ -86,7 +86,7 @@ class _InputSizes:
                 continue
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt):
-                self._source.setdefault(value.node.expr, lambda _, node=node: node)
+                self._source.setdefault(value.node.expr, _always(node))
             elif isinstance(value, torch.Tensor):
                 for dim in range(value.dim()):
                     self._offer(value.shape[dim], aten.sym_size.int, node, dim)
@@ -116,6 +116,10 @@ class _InputSizes:
         if isinstance(expr, FloorDiv):
             return emit.call(operator.floordiv, *parts)
         return None
+
+
+def _always(node: Node) -> Callable[[Emitter], Node]:
+    return lambda _: node
 
 
 def _erase_unused(node: Node) -> None:

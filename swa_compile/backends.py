@@ -17,6 +17,7 @@ from swa_compile.inductor import (
     cache_copies,
     captured_code,
     compile_with_inductor,
+    late_mapping_kernels,
     mapping_kernels,
     partition_count,
 )
@@ -163,12 +164,22 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
             deliver(report)
     if options.strict and not failed:
         for report in reports:
-            if report.cache_copies:
-                caches = ", ".join(cache.name for cache in report.caches)
-                raise HoistError(
-                    f"CACHE_COPIED: the compiled code allocates {report.cache_copies} buffers of "
-                    f"the size of a KV cache (strict=True); caches of this graph: {caches}"
-                )
+            _refuse_broken_promises(report)
+
+
+def _refuse_broken_promises(report: GraphReport) -> None:
+    """Raise `HoistError` where the generated code does not do what the graph said."""
+    if report.cache_copies:
+        caches = ", ".join(cache.name for cache in report.caches)
+        raise HoistError(
+            f"CACHE_COPIED: the compiled code copies {report.cache_copies} KV caches "
+            f"(strict=True); caches of this graph: {caches}"
+        )
+    if report.mapping_kernels_late and not report.refused:
+        raise HoistError(
+            f"MAPPING_READ_LATE: {report.mapping_kernels_late} kernels of the compiled code read "
+            "the mapping behind the first use of a KV cache (strict=True)"
+        )
 
 
 def _complete(
@@ -176,10 +187,14 @@ def _complete(
 ) -> GraphReport:
     """`report` with the user's names and what only the generated code tells; its dump finished."""
     if code is not None:
+        mappings = [value.mapping for value in report.values]
         report = replace(
             report,
             cache_copies=cache_copies(code, report.caches),
-            mapping_kernels=mapping_kernels(code, [value.mapping for value in report.values]),
+            mapping_kernels=mapping_kernels(code, mappings),
+            mapping_kernels_late=late_mapping_kernels(
+                code, mappings, [cache.name for cache in report.caches]
+            ),
             partitions=partition_count(code),
         )
     report = with_names(report, names)

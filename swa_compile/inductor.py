@@ -143,10 +143,25 @@ def mapping_kernels(code: str, mappings: Sequence[str]) -> int:
 
     Inductor keeps the names of graph inputs, so a call that reads one names it.
     """
+    wanted = set(mappings)
+    return sum(not wanted.isdisjoint(names) for names in _called_with(code))
+
+
+def late_mapping_kernels(code: str, mappings: Sequence[str], caches: Sequence[str]) -> int:
+    """How many of those calls stand behind a call that takes one of the graph inputs `caches`."""
+    late, in_layers = 0, False
+    for names in _called_with(code):
+        late += in_layers and not names.isdisjoint(mappings)
+        in_layers = in_layers or not names.isdisjoint(caches)
+    return late
+
+
+def _called_with(code: str) -> Iterator[set[str]]:
+    """The names in the arguments of each kernel call of the outermost function, in order."""
     start = code.find("def call(")
     body = code[start : code.find("\ndef ", start) if start >= 0 else None]
-    wanted = set(mappings)
-    return sum(not wanted.isdisjoint(_NAME.findall(args)) for args in _kernel_arguments(body))
+    for args in _kernel_arguments(body):
+        yield set(_NAME.findall(args))
 
 
 def _kernel_arguments(code: str) -> Iterator[str]:

@@ -4,9 +4,6 @@ What they give is compared with the references, which other tests compare with N
 such that no conversion rounds, since the interpreter rounds unlike a GPU.
 """
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -17,24 +14,6 @@ pytest.importorskip("triton")
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """Loads a module of kernels. Without a GPU it is a copy of its own, made for the interpreter:
-    Triton decides when a kernel is decorated."""
-
-    def load(name):
-        if ON_GPU:
-            return importlib.import_module(f"swa_compile.ops.{name}")
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        path = Path(ops.__file__).parent / f"{name}.py"
-        spec = importlib.util.spec_from_file_location(f"swa_compile.ops.interpreted_{name}", path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 MAPPING = torch.tensor([0, 5, 2, 9, 7, 3, -1, 4, 0, 11, -1])

@@ -1,0 +1,186 @@
+"""The Triton attention kernel, on a GPU or through the interpreter, against a loop in NumPy.
+
+Whatever no query may read is poisoned: rows of the caches with NaN, entries of the page table past
+a request's end with pages that no cache has.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from swa_compile.ops.attention_reference import Keys
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def attention(kernels):
+    """attention(call, splits=..., **options): the kernel on a `Call`."""
+    module = kernels("attention_triton")
+
+    def run(call, splits=None, **options):
+        dim = call.q.shape[2]
+        keys = Keys(
+            call.k_cache.to(DEVICE),
+            call.v_cache.to(DEVICE),
+            call.table.to(DEVICE),
+            call.page_size,
+            options.get("window"),
+            options.get("scale", dim**-0.5),
+            options.get("softcap", 0.0),
+            None if (sinks := options.get("sinks")) is None else sinks.to(DEVICE),
+        )
+        moved = (t.to(DEVICE) for t in (call.lens, call.starts))
+        return module.attention(call.q.to(DEVICE), keys, *moved, splits=splits).cpu()
+
+    return run
+
+
+class Call:
+    """One call: `new[b]` queries of a request with `lens[b]` tokens, pages scattered at random."""
+
+    def __init__(
+        self,
+        new,
+        lens,
+        *,
+        page_size=1,
+        heads=(4, 2),
+        dims=(8, 8),
+        dtype=torch.float32,
+        cache_dtype=None,
+        index=torch.int32,
+        behind=0,
+    ):
+        rng = np.random.default_rng(3)
+        pages = [-(-length // page_size) for length in lens]
+        total = sum(pages) + 3
+        order = iter(rng.permutation(np.arange(1, total)))
+        self.page_size = page_size
+        self.table = torch.full((len(lens), max(pages, default=0) + 2), 10**6, dtype=index)
+        live = np.zeros(total * page_size, bool)
+        for b, count in enumerate(pages):
+            for p in range(count):
+                page = int(next(order))
+                self.table[b, p] = page
+                used = min(page_size, lens[b] - p * page_size)
+                live[page * page_size :][:used] = True
+
+        def normal(*shape):
+            return torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(dtype)
+
+        self.q = normal(sum(new) + behind, heads[0], dims[0])
+        self.k_cache = normal(len(live), heads[1], dims[0])
+        self.v_cache = normal(len(live), heads[1], dims[1])
+        self.k_cache[torch.from_numpy(~live)] = torch.nan
+        self.v_cache[torch.from_numpy(~live)] = torch.nan
+        if cache_dtype is not None:
+            self.k_cache, self.v_cache = (c.to(cache_dtype) for c in (self.k_cache, self.v_cache))
+        self.lens = torch.tensor(lens, dtype=index)
+        self.starts = torch.tensor([0, *np.cumsum(new)], dtype=index)
+
+    def oracle(self, *, window=None, scale=None, softcap=0.0, sinks=None):
+        """float64, one query and one head at a time."""
+        q, k, v = (t.double().numpy() for t in (self.q, self.k_cache, self.v_cache))
+        scale = q.shape[2] ** -0.5 if scale is None else scale
+        group = q.shape[1] // k.shape[1]
+        out = np.zeros((*q.shape[:2], v.shape[2]))
+        for b, length in enumerate(self.lens.tolist()):
+            first, end = self.starts[b : b + 2].tolist()
+            for n in range(first, end if length else first):
+                at = length - end + n
+                seen = np.arange(0 if window is None else max(0, at - window + 1), at + 1)
+                page = self.table[b].numpy()[seen // self.page_size].astype(np.int64)
+                slots = page * self.page_size + seen % self.page_size
+                for h in range(q.shape[1]):
+                    scores = k[slots, h // group] @ q[n, h] * scale
+                    if softcap:
+                        scores = softcap * np.tanh(scores / softcap)
+                    weights = np.exp(scores)
+                    total = weights.sum() + (0 if sinks is None else np.exp(sinks[h].item()))
+                    out[n, h] = weights @ v[slots, h // group] / total
+        return torch.from_numpy(out).float()
+
+
+ALL = {"window": 70, "scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"window": 66}, ALL], ids=str)
+@pytest.mark.parametrize(
+    ("new", "lens"),
+    [
+        ([1, 1, 1], [130, 1, 65]),
+        ([5, 1, 20], [5, 70, 131]),
+        ([1, 0, 2, 0, 3], [64, 0, 0, 7, 3]),
+    ],
+    ids=["decode", "extend", "empty and padded requests"],
+)
+def test_batches_of_every_form(attention, new, lens, options, splits):
+    call = Call(new, lens, page_size=4, behind=2)
+    got = attention(call, splits=splits, **options)
+    torch.testing.assert_close(got, call.oracle(**options), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_page_sizes_and_index_dtypes(attention, page_size, index):
+    call = Call([1, 3], [100, 67], page_size=page_size, index=index)
+    got = attention(call, splits=2, window=40)
+    torch.testing.assert_close(got, call.oracle(window=40), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dims"),
+    [((6, 2), (24, 16)), ((1, 1), (80, 5)), ((20, 1), (16, 16)), ((4, 4), (8, 40))],
+    ids=["groups of 3", "one head", "groups of 20", "D_v larger than D"],
+)
+def test_head_counts_and_dims(attention, heads, dims):
+    call = Call([1, 2], [9, 70], heads=heads, dims=dims)
+    got = attention(call, splits=2)
+    torch.testing.assert_close(got, call.oracle(), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["stacked", "interleaved"])
+def test_caches_of_any_strides_and_queries_that_are_a_part(attention, layout):
+    call = Call([1, 4], [70, 9], page_size=16)
+    want = call.oracle()
+    if layout == "stacked":
+        caches = torch.stack([call.k_cache, call.v_cache])
+        call.k_cache, call.v_cache = caches[0], caches[1]
+    else:
+        caches = torch.stack([call.k_cache, call.v_cache], 1)
+        call.k_cache, call.v_cache = caches[:, 0], caches[:, 1]
+    call.q = torch.cat([call.q, call.q], 1)[:, :4]
+    torch.testing.assert_close(attention(call), want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        pytest.param(
+            torch.bfloat16,
+            marks=pytest.mark.skipif(
+                DEVICE == "cpu", reason="Triton's interpreter multiplies bfloat16 as integers"
+            ),
+        ),
+    ],
+)
+def test_half_precision_agrees_to_its_own_precision(attention, dtype):
+    call = Call([1, 4], [130, 70], dims=(16, 16), dtype=dtype)
+    got = attention(call, splits=2, window=50)
+    assert got.dtype is dtype
+    torch.testing.assert_close(got.float(), call.oracle(window=50), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_caches_are_read_as_they_are(attention, dtype):
+    """A scale of K goes into `scale`, one of V onto the result."""
+    call = Call([1, 2], [70, 9], dims=(16, 16), cache_dtype=dtype)
+    got = attention(call, scale=0.25 * 0.5) * 0.5
+    torch.testing.assert_close(got, call.oracle(scale=0.125) * 0.5, atol=2e-5, rtol=1e-4)
+
+
+def test_no_queries_are_no_result(attention):
+    assert attention(Call([], [])).shape == (0, 4, 8)
