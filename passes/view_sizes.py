@@ -32,7 +32,7 @@ def from_input_sizes(graph: Graph) -> int:
     it was; `places_left` finds it.
     """
     source = _InputSizes(graph)
-    changed = 0
+    dropped: list[Node] = []
     for node in list(graph.nodes):
         call = functionalized_call(node)
         if call is None:
@@ -46,12 +46,10 @@ def from_input_sizes(graph: Graph) -> int:
             value = source.compute(number.meta["val"].node.expr, emit)
             if value is not None:
                 replaced[number] = value
-        new = map_arg(dict(node.kwargs), lambda n: replaced.get(n, n))  # noqa: B023
-        changed += len(replaced)
-        node.kwargs = new
-        for number in replaced:
-            _erase_unused(number)
-    return changed
+        node.kwargs = map_arg(dict(node.kwargs), lambda n: replaced.get(n, n))  # noqa: B023
+        dropped += replaced
+    _erase_unused(graph, dropped)
+    return len(dropped)
 
 
 def place_numbers(call: FunctionalizedCall) -> list[Node]:
@@ -122,10 +120,10 @@ def _always(node: Node) -> Callable[[Emitter], Node]:
     return lambda _: node
 
 
-def _erase_unused(node: Node) -> None:
-    """Erase `node` and what it alone was computed from; Inductor would, an interpreter not."""
-    operands = ancestors([node], stop=lambda node: node.op == "placeholder" or not is_pure(node))
-    order = {node: i for i, node in enumerate(node.graph.nodes)}
-    for operand in sorted(operands, key=order.__getitem__, reverse=True):
-        if not operand.users:
-            operand.graph.erase_node(operand)
+def _erase_unused(graph: Graph, nodes: list[Node]) -> None:
+    """Erase `nodes` and what they alone were computed from; Inductor would, an interpreter not."""
+    computed = ancestors(nodes, stop=lambda node: node.op == "placeholder" or not is_pure(node))
+    if computed:
+        for node in reversed(graph.nodes):
+            if node in computed and not node.users:
+                graph.erase_node(node)
