@@ -58,6 +58,21 @@ class Prologue:
         self.last = emitter.cursor
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Which node answers which calls, for dumps; the calls are gone from the graph.
+
+    Attributes:
+        node: name of the translation node, or of its item of the one node.
+        calls: names of the calls that it answers.
+        code: the refusal's, "" where the value joined the one node.
+    """
+
+    node: str
+    calls: tuple[str, ...]
+    code: str = ""
+
+
 @dataclass
 class Hoisted:
     """What the hoist did.
@@ -69,6 +84,7 @@ class Hoisted:
         nodes: the one node; none where nothing could be hoisted, several for chained ids.
         single: the translation nodes of refused values.
         left: those of `single` that stand outside the prologue.
+        answers: what became of each of `values`, in their order.
     """
 
     found: int = 0
@@ -77,6 +93,7 @@ class Hoisted:
     nodes: list[Node] = field(default_factory=list)
     single: list[Node] = field(default_factory=list)
     left: int = 0
+    answers: list[Answer] = field(default_factory=list)
 
 
 def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
@@ -98,6 +115,7 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
         for value in values:
             if value.refusal is not None:
                 _place_alone(graph, value, prologue, result)
+        result.answers += [_describe_answer(value) for value in values]
     return result
 
 
@@ -185,6 +203,7 @@ def _answer(value: TranslatedValue, translated: Node) -> None:
     A view is made where the first call stood that needs it: there the sizes are known that it is
     made with. It computes nothing, and what there is to move moves with the invariants.
     """
+    value.answer = translated.name
     views: dict[tuple[Node, ...], Node] = {(): translated}
     for use in value.uses:
         (like,) = tensors(use.call)
@@ -236,6 +255,11 @@ def _route_outputs(call: Node, clone: Node) -> None:
     # The views stay where they stood, and the clone has to stand ahead of them.
     place = {node: i for i, node in enumerate(call.graph.nodes)}
     min(clone.users, key=place.__getitem__).prepend(clone)
+
+
+def _describe_answer(value: TranslatedValue) -> Answer:
+    code = "" if value.refusal is None else value.refusal[0]
+    return Answer(value.answer, tuple(use.call.name for use in value.uses), code)
 
 
 def _describe(value: TranslatedValue) -> Value:
