@@ -11,6 +11,7 @@ Each node is a dict with these keys; those that would be empty are left out:
     source             "file:line" of the model's own code
     stack              index into the dump's table of stack traces
     prologue           true where it stands in the prologue
+    place              of an input, among the arguments that AOTAutograd was given
     caches             names of the graph inputs that a store writes or an attention call reads
 """
 
@@ -101,7 +102,10 @@ def _describe(
     trace = node.meta.get("stack_trace")
     if trace:
         found["stack"] = stacks.setdefault(str(trace), len(stacks))
-    return {key: value for key, value in found.items() if value not in ("", [], None, False)}
+    place = getattr(node.meta.get("desc"), "idx", None)
+    if node.op == "placeholder" and isinstance(place, int):
+        found["place"] = place
+    return {key: value for key, value in found.items() if value not in ("", [], None) and value is not False}
 
 
 def _kind(node: Node, writes_cache: bool, reads_cache: bool) -> str:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport
-from swa_compile.passes.dump import FORMAT, write_graph, write_report
+from swa_compile.passes.dump import read_graph, write_graph, write_report
 from swa_compile.passes.folder import dump_root, new_folder, publish_folder, write_file
 from swa_compile.passes.provenance import provenance
 from swa_compile.passes.stages import describe
@@ -105,8 +105,7 @@ def _complete(
         write_file(folder / "captured.py", captured.text)
     if code is not None:
         write_file(folder / "03-inductor.py", code)
-    graph = folder / "graph.json"
-    data = json.loads(graph.read_text()) if graph.exists() else {"format": FORMAT, "stages": []}
+    data = read_graph(folder)
     data["provenance"] = data.get("provenance") or provenance()
     data["options"] = {**data.get("options", {}), "backend": _plain(asdict(options))}
     if captured is not None:
