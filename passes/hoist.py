@@ -65,12 +65,10 @@ class Answer:
     Attributes:
         node: name of the translation node, or of its item of the one node.
         calls: names of the calls that it answers.
-        code: the refusal's, "" where the value joined the one node.
     """
 
     node: str
     calls: tuple[str, ...]
-    code: str = ""
 
 
 @dataclass
@@ -258,8 +256,7 @@ def _route_outputs(call: Node, clone: Node) -> None:
 
 
 def _describe_answer(value: TranslatedValue) -> Answer:
-    code = "" if value.refusal is None else value.refusal[0]
-    return Answer(value.answer, tuple(use.call.name for use in value.uses), code)
+    return Answer(value.answer, tuple(use.call.name for use in value.uses))
 
 
 def _describe(value: TranslatedValue) -> Value:
@@ -267,4 +264,5 @@ def _describe(value: TranslatedValue) -> Value:
     shape = tuple(size if isinstance(size := size_of(dim), int) else str(size) for dim in loc.shape)
     dtype = str(loc.dtype).removeprefix("torch.")
     source = source_line(value.uses[0].call)
-    return Value(value.mapping.name, value.loc.name, shape, dtype, len(value.uses), source)
+    code = "" if value.refusal is None else value.refusal[0]
+    return Value(value.mapping.name, value.loc.name, shape, dtype, len(value.uses), source, code)

@@ -105,7 +105,8 @@ def _describe(
     place = getattr(node.meta.get("desc"), "idx", None)
     if node.op == "placeholder" and isinstance(place, int):
         found["place"] = place
-    return {key: value for key, value in found.items() if value not in ("", [], None) and value is not False}
+    empty: tuple[Any, ...] = ("", [], None)
+    return {key: value for key, value in found.items() if value is not False and value not in empty}
 
 
 def _kind(node: Node, writes_cache: bool, reads_cache: bool) -> str:
@@ -176,7 +177,12 @@ def _roots(graph: Graph) -> dict[Node, Node]:
 def _operands(node: Node) -> Iterator[Node]:
     """The nodes that `node` reads, in the order of its arguments, repeated ones repeated."""
     found: list[Node] = []
-    torch.fx.node.map_arg((node.args, node.kwargs), lambda arg: found.append(arg) or arg)
+
+    def take(arg: Node) -> Node:
+        found.append(arg)
+        return arg
+
+    torch.fx.node.map_arg((node.args, node.kwargs), take)
     yield from found
 
 

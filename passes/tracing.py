@@ -72,7 +72,7 @@ def _text(graph: Graph) -> str:
 
 def _structured(kind: str, metadata: dict[str, str], payload: Callable[[], str]) -> None:
     try:
-        from torch._logging import trace_structured
+        from torch._logging._internal import trace_structured
 
         trace_structured(kind, metadata_fn=lambda: metadata, payload_fn=payload)
     except Exception as error:
@@ -87,8 +87,9 @@ def _show_to_depyf(name: str, graph: Graph) -> None:
     try:
         if not depyf.data.get("is_inside_prepare_debug"):
             return
-        from torch._dynamo.utils import lazy_format_graph_code
+        from torch._dynamo import utils
 
+        lazy_format_graph_code = utils.lazy_format_graph_code  # type: ignore[attr-defined]
         # depyf patches this function of torch to write what is formatted to its folder.
         with_module(graph, lambda module: lazy_format_graph_code(f"swa {name}", module))
     except Exception as error:

@@ -24,6 +24,7 @@ from typing import Any
 Node = dict[str, Any]
 
 ANCHORS = ("store", "attention", "subgraph")
+_OUTSIDE = ("input", "output", "hoisted")
 
 
 @dataclass
@@ -81,7 +82,7 @@ def follow_layers(before: list[Node], layers: Layers, nodes: list[Node]) -> Laye
 
 
 def _anchor_keys(nodes: list[Node]) -> dict[str, tuple[str, int]]:
-    """For each store, which write of its first cache it is: (cache, ordinal); for others a dummy."""
+    """For each store, which write of its first cache it is: (cache, n); for others a dummy."""
     count: dict[str, int] = defaultdict(int)
     keys = {}
     for node in nodes:
@@ -110,7 +111,9 @@ def _writes(nodes: list[Node]) -> dict[tuple[str, int], str]:
 
 def _numbered(module: str) -> list[str]:
     """The prefixes of a module path that end in a number: "a.0.b.2.c" -> ["a.0", "a.0.b.2"]."""
-    return [module[: match.end()] for match in re.finditer(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", module)]
+    return [
+        module[: match.end()] for match in re.finditer(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)", module)
+    ]
 
 
 def _module_keys(anchors: list[Node]) -> dict[str, str] | None:
@@ -163,9 +166,8 @@ def _fill_by_position(nodes: list[Node], layers: Layers) -> None:
     for node in reversed(nodes):
         if node["kind"] in ANCHORS:
             behind = layers.of.get(node["name"], behind)
-        elif behind is not None and node["kind"] not in ("input", "output", "hoisted"):
-            if not node.get("prologue"):
-                layers.of.setdefault(node["name"], behind)
+        elif behind is not None and not node.get("prologue") and node["kind"] not in _OUTSIDE:
+            layers.of.setdefault(node["name"], behind)
 
 
 def _place_translations(nodes: list[Node], layers: Layers) -> None:

@@ -123,4 +123,4 @@ def _fill(template: str, values: dict[str, str]) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("swa_compile.viewer").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("swa_compile.viewer").joinpath(f"assets/{name}").read_text(encoding="utf-8")

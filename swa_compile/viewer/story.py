@@ -24,7 +24,7 @@ def tell(dump: Dump) -> dict[str, Any]:
         "partitions", "inputs" (graph input -> the user's name).
     """
     stages = {stage["name"]: stage["nodes"] for stage in dump.graph["stages"]}
-    before = "lifted" if "lifted" in stages else "functional"
+    before = next((n for n in ("lifted", "functional", "captured") if n in stages), "")
     names, rule, of = _layers_per_stage(stages, before)
     values = _values(dump, stages)
     feeds = _feeds(stages.get("hoisted", []), values)
@@ -32,6 +32,7 @@ def tell(dump: Dump) -> dict[str, Any]:
     layers: list[dict[str, Any]] = [{"name": name, "stages": {}} for name in names]
     value_of = {call: i for i, value in enumerate(values) for call in value["calls"]}
     value_of |= {value["node"]: i for i, value in enumerate(values) if value["node"]}
+    traced = _same_calls(stages.get("captured", []), stages.get("functional", []))
     for stage, nodes in stages.items():
         for node in nodes:
             layer = of[stage].of.get(node["name"])
@@ -39,7 +40,8 @@ def tell(dump: Dump) -> dict[str, Any]:
                 continue
             lane = layers[layer]["stages"].setdefault(stage, {"calls": [], "anchors": []})
             if node["kind"] == "translation":
-                value = value_of.get(node["name"]) if stage != "captured" else None
+                name = node["name"] if stage != "captured" else traced.get(node["name"], "")
+                value = value_of.get(name)
                 lane["calls"].append({"node": node["name"], "value": value})
             elif node["kind"] in ANCHORS:
                 fed = feeds.get((stage, node["name"]), [])
@@ -57,14 +59,20 @@ def tell(dump: Dump) -> dict[str, Any]:
     }
 
 
+def _same_calls(captured: list[Node], functional: list[Node]) -> dict[str, str]:
+    """Dynamo's translation calls -> AOTAutograd's, where both have the same operators in order."""
+    a, b = ([n for n in nodes if n["kind"] == "translation"] for nodes in (captured, functional))
+    if [n["target"] for n in a] != [n["target"] for n in b]:
+        return {}
+    return {x["name"]: y["name"] for x, y in zip(a, b, strict=True)}
+
+
 def _layers_per_stage(
     stages: dict[str, list[Node]], before: str
 ) -> tuple[list[str], str, dict[str, Layers]]:
     of: dict[str, Layers] = {}
-    if before not in stages:  # from a cache: only Dynamo's graph is there
-        found = {name: find_layers(nodes) for name, nodes in stages.items()}
-        first = next(iter(found.values()), Layers("order"))
-        return first.names, first.rule, found
+    if not before:
+        return [], "", {}
     layers = find_layers(stages[before])
     for name, nodes in stages.items():
         if name == before:
@@ -89,32 +97,26 @@ def _values(dump: Dump, stages: dict[str, list[Node]]) -> list[dict[str, Any]]:
     answers = dump.graph.get("answers", [])
     by_name = {node["name"]: node for node in stages.get("hoisted", [])}
     refused = iter(dump.report.get("refused", []))
-    values = []
+    values: list[dict[str, Any]] = []
     for i, value in enumerate(dump.report.get("values", [])):
-        body = "IN_SUBGRAPH" if "hoisted" in stages else ""
-        answer = answers[i] if i < len(answers) else {"node": "", "calls": [], "code": body}
-        code = answer["code"]
-        refusal = next(refused, None) if code else None
+        answer = answers[i] if i < len(answers) else {"node": "", "calls": []}
+        refusal = next(refused, None) if value["code"] else None
         node = by_name.get(answer["node"], {})
         values.append(
             {
                 **value,
                 "calls": list(answer["calls"]),
                 "node": answer["node"],
-                "code": refusal["code"] if refusal else "",
                 "message": refusal["message"] if refusal else "",
                 "refused_at": refusal["source"] if refusal else "",
-                "early": bool(node.get("prologue")),
-                "operands": _operands(node, by_name, i, values),
+                "operands": _operands(node, by_name, values),
                 "nodes": {},
             }
         )
     return values
 
 
-def _operands(
-    node: Node, by_name: dict[str, Node], index: int, earlier: list[dict[str, Any]]
-) -> list[str]:
+def _operands(node: Node, by_name: dict[str, Node], earlier: list[dict[str, Any]]) -> list[str]:
     """[mapping, ids] of a translated value, by node name."""
     if not node:
         return []

@@ -60,7 +60,7 @@ function drawNode(app, panel, stage, node) {
         `line ${line + 1} of ${stage.file}`));
   }
   const stack = node.stack === undefined ? "" : app.data.graph.stacks[node.stack];
-  if (stack) panel.append(el("h3", {}, "Source"), stackView(stack));
+  if (stack) panel.append(el("h3", {}, "Source"), stackView(stack, node.source || ""));
   const inputs = [...new Set(node.args || [])];
   const users = usersOf(stage).get(node.name) || [];
   if (inputs.length) panel.append(el("h3", {}, `Reads ${inputs.length}`), linkList(app, stage, inputs));
@@ -68,15 +68,16 @@ function drawNode(app, panel, stage, node) {
 }
 
 // The innermost frames first: that is where one looks.
-function stackView(stack) {
+function stackView(stack, own) {
   const frames = [];
   for (const line of stack.split("\n")) {
     const match = /^\s*File "(.*)", line (\d+), in (.*)$/.exec(line);
     if (match) frames.push({ path: match[1], line: match[2], name: match[3], code: [] });
-    else if (frames.length && line.trim()) frames[frames.length - 1].code.push(line.trim());
+    else if (frames.length && /[^\s^~]/.test(line)) frames[frames.length - 1].code.push(line.trim());
   }
   if (!frames.length) return el("pre", { class: "snippet" }, stack);
-  return el("ol", { class: "stack" }, frames.reverse().map((frame) => el("li", {},
+  return el("ol", { class: "stack" }, frames.reverse().map((frame) => el("li",
+    { class: `${frame.path}:${frame.line}` === own ? "own" : "" },
     el("span", { class: "where", title: `${frame.path}:${frame.line}` },
       `${frame.path.split("/").slice(-2).join("/")}:${frame.line}`),
     el("span", { class: "faint" }, ` ${frame.name}`),

@@ -20,6 +20,7 @@ function drawLanes(app, view) {
   view.append(heads(app, stage), picture);
 
   const layers = story.layers;
+  app.layerPrefix = sharedPrefix(layers.map((layer) => layer.name));
   if (!layers.length) rows.append(el("p", { class: "empty" }, emptyReason(app)));
   const bands = partitionBands(app, stage);
   let height = 30;
@@ -76,6 +77,15 @@ function drawLanes(app, view) {
   };
 }
 
+// What all layers' names begin with, up to a dot: "model.layers." of "model.layers.0".
+function sharedPrefix(names) {
+  let prefix = names.length > 1 ? names[0] : "";
+  for (const name of names) {
+    while (!name.startsWith(prefix)) prefix = prefix.slice(0, -1);
+  }
+  return prefix.slice(0, prefix.lastIndexOf(".") + 1);
+}
+
 function emptyReason(app) {
   if (!app.data.stages.length) return "No stages: see the report at the right.";
   return "No KV store, attention call or translation in this graph.";
@@ -85,10 +95,10 @@ function heads(app, stage) {
   const { story, report } = app.data;
   const calls = report.translations_found;
   const nodes = report.translation_nodes;
-  const before = app.data.stage(story.before) ? story.before : "";
+  const before = app.data.stage(story.before);
   return el("div", { class: "heads" },
     el("div", {}, el("b", {}, "Before"), before
-      ? ` ${plural(calls, "translation")} in the layers` : " not recorded"),
+      ? ` (${before.name}) ${plural(calls, "translation")}` : " not recorded"),
     el("div", { class: "mid" }, el("b", {}, "Prologue")),
     el("div", {}, el("b", {}, isEarly(stage ? stage.name : "functional") ? "Stage" : "After"),
       stage ? ` (${stage.name}) ${isEarly(stage.name) ? "as it came" : plural(nodes, "translation node")}` : ""));
@@ -122,7 +132,7 @@ function laneRow(app, layer, i, stage, band) {
   if (!old.calls.length) left.append(el("span", { class: "none" }, before ? "no translation" : ""));
   const right = el("div", { class: "right" });
   now.calls.forEach((call, k) => right.append(chip(app, stage, call.node,
-    shortTarget(stage.byName.get(call.node).target), `call ${hueOf(app, call.value)}`, `a${i}.${k}`)));
+    shortTarget(stage.byName.get(call.node).target).replace(/^translate_/, "⇄ "), `call ${hueOf(app, call.value)}`, `a${i}.${k}`)));
   foldStores(now.anchors).forEach((anchor, k) => {
     const hue = anchor.values.length ? hueOf(app, anchor.values[0]) : "plain";
     const text = anchor.count > 1 ? `${anchor.label(stage)} ×${anchor.count}` : anchor.label(stage);
@@ -133,8 +143,9 @@ function laneRow(app, layer, i, stage, band) {
     right.append(el("span", { class: `band ${band % 2 ? "odd" : "even"}`,
       title: `partition ${band} of Inductor's code ends at this layer's attention` }, `P${band}`));
   }
-  return el("div", { class: `lane${i % 2 ? " odd" : ""}` },
-    left, el("div", { class: "name", title: layer.name }, layer.name), right);
+  return el("div", { class: `lane${i % 2 ? " odd" : ""}${band === undefined ? "" : " banded"}` },
+    left, el("div", { class: "name", title: layer.name }, layer.name.slice(app.layerPrefix.length)),
+    right);
 }
 
 // K's and V's write of one layer are one chip with a count.
@@ -176,12 +187,12 @@ function middleBox(app, early) {
       : null);
   };
   if (good.length) {
-    list.append(el("div", { class: `one${early ? " ghost" : ""}` },
-      el("div", { class: "one-title" }, early ? "will be one node" : "swa::translate_many"),
+    list.append(el("div", { class: `one${early && !report.from_cache ? " ghost" : ""}` },
+      el("div", { class: "one-title" }, early && !report.from_cache ? "will be one node" : "swa::translate_many"),
       good.map(entry)));
   }
   if (bad.length) {
-    list.append(el("div", { class: `apart${early ? " ghost" : ""}` },
+    list.append(el("div", { class: `apart${early && !report.from_cache ? " ghost" : ""}` },
       el("div", { class: "one-title" }, `refused: ${bad.length}`), bad.map(entry)));
   }
   if (!story.values.length) {
@@ -217,11 +228,14 @@ function drawEdges(app, picture, edges, middle, stage, early) {
     port.set(Number(button.dataset.value), { left: box.left, right: box.right, y });
   }
   const { story } = app.data;
+  // Bent only in the gaps beside the middle: behind the chips of a lane an edge runs straight.
   const line = (x1, y1, x2, y2, hue, strong) => {
-    const dx = Math.max(30, (x2 - x1) * 0.5);
-    const [a, b, c, d] = [x1 - base.left, y1 - base.top, x2 - base.left, y2 - base.top];
+    const [gapLeft, gapRight] = x1 < clip.left ? [clip.left - 24, x2] : [x1, clip.right + 24];
+    const [start, a, b] = [x1 - base.left, Math.max(x1, gapLeft) - base.left, y1 - base.top];
+    const [end, c, d] = [x2 - base.left, Math.min(x2, gapRight) - base.left, y2 - base.top];
+    const dx = (c - a) * 0.5;
     edges.append(svg("path", {
-      d: `M${a},${b} C${a + dx},${b} ${c - dx},${d} ${c},${d}`, class: `edge ${hue}${strong ? " strong" : ""}`,
+      d: `M${start},${b} H${a} C${a + dx},${b} ${c - dx},${d} ${c},${d} H${end}`, class: `edge ${hue}${strong ? " strong" : ""}`,
     }));
   };
   const wanted = app.value !== null && !app.node ? app.value : null;

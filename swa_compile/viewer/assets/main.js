@@ -122,7 +122,7 @@ function drawHead() {
     figures.push(figure(report.cache_copies, "cache copies", report.cache_copies ? "bad" : "good"));
   }
   if (report.partitions !== null) figures.push(figure(report.partitions, "partitions"));
-  if (report.from_cache) figures.push(figure("warm", "from the cache", "note"));
+  if (report.from_cache) figures.push(figure("warm", "from the cache", "lead"));
   $("figures").append(...figures);
 }
 

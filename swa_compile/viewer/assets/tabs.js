@@ -88,7 +88,8 @@ function drawKernels(app, view) {
       el("td", { class: "nodes", title: kernel.nodes }, kernel.nodes))))));
   view.append(el("p", { class: "file" }, `03-inductor.py · ${plural(story.kernels.length, "kernel call")}`
     + (pieces.size > 1 ? ` in ${plural(pieces.size, "part")}` : "")
-    + ` · ${story.kernels.filter((kernel) => kernel.mapping).length} read the mapping`), list, text);
+    + (app.data.report.mapping_kernels === null || app.data.report.mapping_kernels === undefined
+      ? "" : ` · ${app.data.report.mapping_kernels} read the mapping`)), list, text);
 }
 
 function drawAbout(app, view) {
