@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _FUNCTION = re.compile(r"^\s*def (?P<name>call|partition_(?P<partition>\d+))\(")
-_CALL = re.compile(r"^\s+(?:[\w, ]+ = )?(?P<callee>[\w.]+(?:\[\d+\])?)\((?P<args>.*)\)\s*$")
+_CALL = re.compile(r"^\s+(?:[\w, ()]+ = )?(?P<callee>[\w.]+(?:\[\d+\])?)\((?P<args>.*)\)\s*$")
 _SOURCES = re.compile(r"^\s*# Topologically Sorted Source Nodes: \[(?P<nodes>.*?)\]")
 _PIECE = re.compile(r"^self\.partitions\[(\d+)\]$")
 _NO_KERNELS = re.compile(

@@ -100,11 +100,13 @@ def _values(dump: Dump, stages: dict[str, list[Node]]) -> list[dict[str, Any]]:
     values: list[dict[str, Any]] = []
     for i, value in enumerate(dump.report.get("values", [])):
         answer = answers[i] if i < len(answers) else {"node": "", "calls": []}
-        refusal = next(refused, None) if value["code"] else None
+        code = value.get("code", "")  # a cache may hold reports of before there were codes
+        refusal = next(refused, None) if code else None
         node = by_name.get(answer["node"], {})
         values.append(
             {
                 **value,
+                "code": code,
                 "calls": list(answer["calls"]),
                 "node": answer["node"],
                 "message": refusal["message"] if refusal else "",

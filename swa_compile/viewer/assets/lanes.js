@@ -230,7 +230,7 @@ function drawEdges(app, picture, edges, middle, stage, early) {
   const { story } = app.data;
   // Bent only in the gaps beside the middle: behind the chips of a lane an edge runs straight.
   const line = (x1, y1, x2, y2, hue, strong) => {
-    const [gapLeft, gapRight] = x1 < clip.left ? [clip.left - 24, x2] : [x1, clip.right + 24];
+    const [gapLeft, gapRight] = x1 < clip.left ? [clip.left - 34, x2] : [x1, clip.right + 34];
     const [start, a, b] = [x1 - base.left, Math.max(x1, gapLeft) - base.left, y1 - base.top];
     const [end, c, d] = [x2 - base.left, Math.min(x2, gapRight) - base.left, y2 - base.top];
     const dx = (c - a) * 0.5;
