@@ -78,7 +78,8 @@ def source_excerpt(source: str) -> list[str]:
     for line in range(max(1, at - _AROUND), at + _AROUND + 1):
         text = linecache.getline(path, line)
         if text:
-            found.append(f"{'>' if line == at else ' '} {line:>5} | {text.rstrip()}")
+            mark = ">" if line == at else " "
+            found.append(f"{mark} {line:>5} | {text.rstrip()}".rstrip())
     return found
 
 

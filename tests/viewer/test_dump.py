@@ -168,7 +168,8 @@ def test_a_pass_that_raises_leaves_its_stages_and_the_error(tmp_path, monkeypatc
     def fail(*args):
         raise RuntimeError("verifier says no")
 
-    monkeypatch.setattr("swa_compile.passes.pipeline.verify", fail)
+    # By sys.modules: `swa_compile.passes.pipeline` is the function of that name.
+    monkeypatch.setattr(sys.modules["swa_compile.passes.pipeline"], "verify", fail)
     with pytest.raises(Exception, match="verifier says no"):
         compile_once(tmp_path)
     (folder,) = graph_folders(tmp_path)
