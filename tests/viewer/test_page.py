@@ -158,6 +158,24 @@ def test_names_are_shown_and_never_run(model_dump, open_page, tmp_path):
     assert dialogs == [] and shown.page.locator("img").count() == 0
 
 
+def test_partitions_stand_at_the_layer_that_they_end_at(model_dump, open_page, tmp_path):
+    """With code in Inductor's manner, cut at the four attention calls: five pieces."""
+    folder = tmp_path / "graph-000"
+    shutil.copytree(model_dump, folder)
+    calls = "".join(
+        f"        (b{i},) = self.partitions[{i}](partition{i}_args)\n"
+        + f"        c{i} = torch.ops.swa.paged_attention.default(b{i})\n" * (i < 4)
+        for i in range(5)
+    )
+    code = f"class Runner:\n    def call(self, args):\n{calls}        return (c4, )\n"
+    (folder / "03-inductor.py").write_text(code)
+    write_page(folder)
+    shown = open_page(folder)
+    assert shown.texts(".band") == ["P0", "P1", "P2", "P3"]
+    shown.page.locator("#slider").fill("2")
+    assert shown.texts(".band") == []
+
+
 @pytest.fixture(scope="module")
 def large_dump(tmp_path_factory):
     """96 layers, every sixth full attention."""
