@@ -1,4 +1,4 @@
 """Dumps as something to look at: pages, comparisons, a server on this machine.
 
-Reads folders that `swa_compile.passes.dump` wrote and nothing else; needs no torch.
+Reads the folders that `swa_compile.passes.dump` wrote; compiles nothing and runs no graph.
 """

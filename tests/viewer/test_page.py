@@ -158,6 +158,21 @@ def test_names_are_shown_and_never_run(model_dump, open_page, tmp_path):
     assert dialogs == [] and shown.page.locator("img").count() == 0
 
 
+def test_a_dump_of_a_pass_that_raised_shows_the_error_and_its_stages(
+    model_dump, open_page, tmp_path
+):
+    folder = tmp_path / "graph-000"
+    shutil.copytree(model_dump, folder)
+    (folder / "report.json").unlink()
+    (folder / "error.txt").write_text("Traceback\nPassError: a KV store was lost\n")
+    write_page(folder)
+    shown = open_page(folder)
+    assert "PassError: a KV store was lost" in shown.page.locator("#details").inner_text()
+    assert shown.texts(".figure b") == ["failed"]
+    assert shown.page.locator(".left .chip").count() == 6
+    assert "undefined" not in shown.page.locator("body").inner_text()
+
+
 def test_partitions_stand_at_the_layer_that_they_end_at(model_dump, open_page, tmp_path):
     """With code in Inductor's manner, cut at the four attention calls: five pieces."""
     folder = tmp_path / "graph-000"

@@ -93,12 +93,12 @@ function emptyReason(app) {
 
 function heads(app, stage) {
   const { story, report } = app.data;
-  const calls = report.translations_found;
-  const nodes = report.translation_nodes;
+  const calls = report.translations_found || 0;
+  const nodes = report.translation_nodes || 0;
   const before = app.data.stage(story.before);
   return el("div", { class: "heads" },
     el("div", {}, el("b", {}, "Before"), before
-      ? ` (${before.name}) ${plural(calls, "translation")}` : " not recorded"),
+      ? ` (${before.name}) ${calls ? plural(calls, "translation") : ""}` : " not recorded"),
     el("div", { class: "mid" }, el("b", {}, "Prologue")),
     el("div", {}, el("b", {}, isEarly(stage ? stage.name : "functional") ? "Stage" : "After"),
       stage ? ` (${stage.name}) ${isEarly(stage.name) ? "as it came" : plural(nodes, "translation node")}` : ""));
