@@ -9,7 +9,7 @@ from swa_compile.viewer.dump import Dump, graph_folders
 
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 14px/1.5 system-ui, sans-serif; margin: 32px auto; max-width: 1100px; }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 32px auto; padding: 0 24px; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid #8884; }
 td.n { font-variant-numeric: tabular-nums; }
