@@ -78,7 +78,12 @@ def with_bodies(report: GraphReport, graph: Graph) -> GraphReport:
             for value in inner.values
         ]
         values = [
-            replace(value, mapping=f"{name}.{value.mapping}", loc=f"{name}.{value.loc}")
+            replace(
+                value,
+                mapping=f"{name}.{value.mapping}",
+                loc=f"{name}.{value.loc}",
+                code="IN_SUBGRAPH",
+            )
             for value in inner.values
         ]
         report = replace(

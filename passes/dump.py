@@ -1,98 +1,170 @@
-"""The text of a graph at each stage of the passes, in a folder of its own."""
+"""What the passes leave behind of one graph: its text and its nodes at each stage.
+
+A graph's folder holds, when the passes are through with it,
+
+    00-functional.py   AOTAutograd's graph, as the passes were given it
+    01-hoisted.py      all translations in one node ("01-lifted.py" ahead of it, where
+                       translations were lifted out of bodies)
+    02-lowered.py      that node as gathers, stores as `index_put`: what Inductor is handed
+    diff-01.txt, ...   what changed from the stage before
+    op-counts.txt      calls of each operator per stage
+    graph.json         the nodes of all stages, versions, options and times (see `stages`)
+    report.json        the report
+    error.txt          where a pass raised: what, and no report
+
+The backends add what they know: `captured.py`, `03-inductor.py`, `index.html`.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
-import os
-import tempfile
+import time
+import traceback
 import warnings
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch.fx import Graph
 
+from .folder import (
+    ENVIRONMENT_VARIABLE,
+    MAX_BYTES,
+    discard_folder,
+    dump_root,
+    new_folder,
+    publish_folder,
+    write_file,
+)
+from .hoist import Hoisted, Prologue
+from .options import PassOptions
+from .provenance import provenance
 from .report import GraphReport
+from .stages import bodies, describe
+from .tracing import print_graph, trace_report, trace_stage
 
-ENVIRONMENT_VARIABLE = "SWA_COMPILE_DUMP"
+__all__ = ["ENVIRONMENT_VARIABLE", "StageDump", "dump_root", "op_counts", "write_report"]
+
+FORMAT = 1
+# A line-by-line comparison of more than this takes longer than the compilation.
+_MAX_DIFF_LINES = 40_000
 
 
 class StageDump:
-    """Writes one graph's dump; every method does nothing where no dump was asked for.
+    """Writes one graph's dump, and shows each stage to torch's own channels.
 
-    The folder `<dump_dir>/pid-<process>/graph-<nnn>/` holds `00-functional.py`, `01-hoisted.py`,
-    `02-lowered.py` (readable FX code with shapes and source lines), `op-counts.txt` (calls of each
-    operator per stage) and `report.json`. A dump that fails is a warning, never an error.
+    Writes nothing where no dump was asked for. A dump that fails is a warning, never an error.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, hidden: Path | None, options: PassOptions | None = None) -> None:
+        self._hidden = hidden
+        self._options = options or PassOptions()
         self._counts: list[tuple[str, Counter[str]]] = []
+        self._stages: list[dict[str, Any]] = []
+        self._stacks: dict[str, int] = {}
+        self._answers: list[dict[str, Any]] = []
+        self._last_text = ""
+        self._since = time.perf_counter()
 
     @classmethod
-    def begin(cls, dump_dir: str | None) -> StageDump:
-        """A dump in a new folder below `dump_dir` (or below the environment variable's)."""
-        root = dump_root(dump_dir)
+    def begin(cls, options: PassOptions) -> StageDump:
+        """A dump in a new folder below `options.dump_dir` (or below the environment variable's)."""
+        root = dump_root(options.dump_dir)
         if root is None:
             return cls(None)
         try:
-            return cls(new_folder(root))
+            return cls(new_folder(root), options)
         except OSError as error:
             warnings.warn(f"no dump: cannot make a folder below {root}: {error}", stacklevel=2)
             return cls(None)
 
-    def stage(self, name: str, graph: Graph) -> None:
-        """Write the graph as it is now and count its operators."""
-        if self.folder is None:
-            return
-        self._counts.append((name, op_counts(graph)))
-        owner = graph.owning_module
-        try:
-            module = torch.fx.GraphModule(owner or torch.nn.Module(), graph)
-            text = module.print_readable(
-                print_output=False, include_stride=True, include_device=True
-            )
-        except Exception as error:  # whatever the printer met must not stop a compilation
-            warnings.warn(f"stage '{name}' cannot be printed: {error}", stacklevel=2)
-            return
-        finally:
-            graph.owning_module = owner  # printing must not take the graph over
-        write_file(self.folder / f"{len(self._counts) - 1:02d}-{name}.py", text)
+    def stage(self, name: str, graph: Graph, prologue: Prologue | None = None) -> None:
+        """Record the graph as it is now.
+
+        Args:
+            name: of the stage; a file's name is made of it.
+            graph: as it stands behind the passes so far.
+            prologue: what they have put at its start.
+        """
+        seconds = time.perf_counter() - self._since
+        trace_stage(name, graph)
+        if self._hidden is not None:
+            try:
+                self._record(name, graph, prologue, seconds)
+            except Exception as error:  # whatever the printer met must not stop a compilation
+                warnings.warn(f"stage '{name}' cannot be dumped: {error!r}", stacklevel=2)
+        self._since = time.perf_counter()
+
+    def hoisted(self, hoisted: Hoisted) -> None:
+        """Record which calls became which value."""
+        self._answers = [asdict(answer) for answer in hoisted.answers]
 
     def finish(self, report: GraphReport) -> GraphReport:
-        """Write counts and report; the report with the folder's path in it."""
-        if self.folder is None:
+        """Write counts, nodes and report; the report with the folder's path in it."""
+        trace_report(report.to_dict(), report.summary())
+        if self._hidden is None:
             return report
-        report = replace(report, dump=str(self.folder))
-        write_file(self.folder / "op-counts.txt", _table(self._counts))
-        write_report(self.folder, report)
-        return report
+        finished = [report]
 
+        def named(folder: Path) -> None:
+            finished[0] = replace(report, dump=str(folder))
+            assert self._hidden is not None
+            write_report(self._hidden, finished[0])
 
-def dump_root(dump_dir: str | None) -> Path | None:
-    """Where dumps go: `dump_dir`, else what the environment variable says, else nowhere."""
-    chosen = dump_dir or os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else None
+        return finished[0] if self._publish(named) else report
 
+    def fail(self, error: Exception) -> None:
+        """Keep what there is of a graph on which a pass raised."""
+        text = "".join(traceback.format_exception(error))
 
-def new_folder(root: Path) -> Path:
-    """The next free `graph-<nnn>` folder of this process below `root`, made.
+        def named(folder: Path) -> None:
+            assert self._hidden is not None
+            write_file(self._hidden / "error.txt", text)
 
-    Raises:
-        OSError: where it cannot be made.
-    """
-    parent = root / f"pid-{os.getpid()}"
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 0
-    while True:
-        folder = parent / f"graph-{number:03d}"
+        if self._hidden is not None:
+            self._publish(named)
+
+    def _publish(self, named: Any) -> bool:
+        hidden = self._hidden
+        assert hidden is not None
         try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return folder
+            write_file(hidden / "op-counts.txt", _table(self._counts))
+            write_graph(hidden, self._data())
+            publish_folder(hidden, named)
+        except Exception as error:
+            warnings.warn(f"the dump in {hidden.parent} was not finished: {error!r}", stacklevel=2)
+            discard_folder(hidden)
+            return False
+        return True
+
+    def _record(self, name: str, graph: Graph, prologue: Prologue | None, seconds: float) -> None:
+        assert self._hidden is not None
+        number = len(self._counts)
+        self._counts.append((name, op_counts(graph)))
+        stage = {"name": name, "file": f"{number:02d}-{name}.py", "seconds": round(seconds, 6)}
+        self._stages.append({**stage, "nodes": describe(graph, prologue, self._stacks)})
+        inside = bodies(graph)
+        if inside:
+            self._stages[-1]["bodies"] = inside
+        text = str(print_graph(graph))
+        write_file(self._hidden / f"{number:02d}-{name}.py", text)
+        if number:
+            before = self._stages[-2]["file"]
+            changes = unified_diff(self._last_text, text, before, str(stage["file"]))
+            write_file(self._hidden / f"diff-{number:02d}.txt", changes)
+        self._last_text = text
+
+    def _data(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "provenance": provenance(),
+            "options": {"passes": asdict(self._options)},
+            "answers": self._answers,
+            "stages": self._stages,
+            "stacks": list(self._stacks),
+        }
 
 
 def write_report(folder: Path, report: GraphReport) -> None:
@@ -100,19 +172,60 @@ def write_report(folder: Path, report: GraphReport) -> None:
     write_file(folder / "report.json", json.dumps(report.to_dict(), indent=2) + "\n")
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write `text` whole or not at all; a failure is a warning that names the file."""
-    try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(part, path)
-        except BaseException:
-            os.unlink(part)
-            raise
-    except OSError as error:
-        warnings.warn(f"dump file {path} was not written: {error}", stacklevel=2)
+def write_graph(folder: Path, data: dict[str, Any]) -> None:
+    """Write `graph.json`; stages that do not fit into the bound of a file are left out, last first.
+
+    Most nodes look the same in several stages, so each distinct one is written once: "nodes" is
+    the table of them, and a stage holds indices into it. `read_graph` undoes that. "omitted" names
+    the stages that were left out.
+    """
+    stages = list(data["stages"])
+    omitted: list[str] = []
+    while True:
+        packed = {**data, **_pack(stages)}
+        if omitted:
+            packed["omitted"] = omitted
+        text = json.dumps(packed, separators=(",", ":"))
+        if len(text) <= MAX_BYTES or not stages:
+            break
+        omitted = [stages.pop()["name"], *omitted]
+    write_file(folder / "graph.json", text + "\n")
+
+
+def read_graph(folder: Path) -> dict[str, Any]:
+    """What `write_graph` was given, from the file in `folder`; without stages if there is none."""
+    path = folder / "graph.json"
+    if not path.exists():
+        return {"format": FORMAT, "stages": []}
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    table = data.pop("nodes", [])
+    for stage in data["stages"]:
+        stage["nodes"] = [table[i] for i in stage["nodes"]]
+    return data
+
+
+def _pack(stages: list[dict[str, Any]]) -> dict[str, Any]:
+    table: list[dict[str, Any]] = []
+    index: dict[str, int] = {}
+    packed = []
+    for stage in stages:
+        order = []
+        for node in stage["nodes"]:
+            place = index.setdefault(json.dumps(node), len(table))
+            if place == len(table):
+                table.append(node)
+            order.append(place)
+        packed.append({**stage, "nodes": order})
+    return {"stages": packed, "nodes": table}
+
+
+def unified_diff(before: str, after: str, name_before: str, name_after: str) -> str:
+    """What changed between two texts; says so where they are too long to compare."""
+    a, b = before.splitlines(), after.splitlines()
+    if len(a) + len(b) > _MAX_DIFF_LINES:
+        return f"# {len(a)} and {len(b)} lines: too long to compare (bound {_MAX_DIFF_LINES})\n"
+    lines = difflib.unified_diff(a, b, name_before, name_after, lineterm="")
+    return "\n".join(lines) + "\n"
 
 
 def op_counts(graph: Graph) -> Counter[str]:
@@ -121,14 +234,20 @@ def op_counts(graph: Graph) -> Counter[str]:
 
 
 def _table(counts: list[tuple[str, Counter[str]]]) -> str:
-    """One line per operator, one column per stage; `*` where the count changes."""
+    """One line per operator, one column per stage, then what changed from the first to the last."""
     names = sorted({op for _, count in counts for op in count})
     width = max((len(name) for name in names), default=8)
-    lines = ["  ".join([" " * (width + 2), *(f"{stage:>10}" for stage, _ in counts)])]
+    head = [" " * (width + 2), *(f"{stage:>10}" for stage, _ in counts), f"{'change':>10}"]
+    lines = ["  ".join(head)]
     for name in names:
         row = [count[name] for _, count in counts]
         mark = "*" if len(set(row)) > 1 else " "
-        lines.append("  ".join([f"{mark} {name:<{width}}", *(f"{n:>10}" for n in row)]))
+        lines.append("  ".join([f"{mark} {name:<{width}}", *_cells(row)]))
     total = [sum(count.values()) for _, count in counts]
-    lines.append("  ".join([f"  {'total':<{width}}", *(f"{n:>10}" for n in total)]))
+    lines.append("  ".join([f"  {'total':<{width}}", *_cells(total)]))
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: list[int]) -> list[str]:
+    change = row[-1] - row[0] if row else 0
+    return [*(f"{n:>10}" for n in row), f"{change:>+10}" if change else f"{'':>10}"]

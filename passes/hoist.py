@@ -11,9 +11,9 @@ from torch.fx import Graph, Node
 from ..ops.marks import named_call
 from .emit import Emitter, copy_provenance, same_layout, size_of
 from .errors import PassError
+from .model_source import source_line
 from .numbering import Numbering
 from .origins import Origins
-from .provenance import source_line
 from .report import Refusal, Value
 from .schema import ancestors, is_view, tensors
 from .translations import TranslatedValue, find_calls, group
@@ -56,6 +56,19 @@ class Prologue:
         self.last = emitter.cursor
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Which node answers which calls, for dumps; the calls are gone from the graph.
+
+    Attributes:
+        node: name of the translation node, or of its item of the one node.
+        calls: names of the calls that it answers.
+    """
+
+    node: str
+    calls: tuple[str, ...]
+
+
 @dataclass
 class Hoisted:
     """What the hoist did.
@@ -67,6 +80,7 @@ class Hoisted:
         nodes: the one node; none where nothing could be hoisted, several for chained ids.
         single: the translation nodes of refused values.
         left: those of `single` that stand outside the prologue.
+        answers: what became of each of `values`, in their order.
     """
 
     found: int = 0
@@ -75,6 +89,7 @@ class Hoisted:
     nodes: list[Node] = field(default_factory=list)
     single: list[Node] = field(default_factory=list)
     left: int = 0
+    answers: list[Answer] = field(default_factory=list)
 
 
 def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
@@ -96,6 +111,7 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
         for value in values:
             if value.refusal is not None:
                 _place_alone(graph, value, prologue, result)
+        result.answers += [_describe_answer(value) for value in values]
     return result
 
 
@@ -168,6 +184,7 @@ def _answer(value: TranslatedValue, translated: Node) -> None:
     A view is made where the first call stood that needs it: there the sizes are known that it is
     made with. It computes nothing, and what there is to move moves with the invariants.
     """
+    value.answer = translated.name
     views: dict[tuple[Node, ...], Node] = {(): translated}
     for use in value.uses:
         (like,) = tensors(use.call)
@@ -233,9 +250,14 @@ def _route_outputs(call: Node, clone: Node) -> None:
     min(clone.users, key=place.__getitem__).prepend(clone)
 
 
+def _describe_answer(value: TranslatedValue) -> Answer:
+    return Answer(value.answer, tuple(use.call.name for use in value.uses))
+
+
 def _describe(value: TranslatedValue) -> Value:
     (loc,) = tensors(value.loc)
     shape = tuple(size if isinstance(size := size_of(dim), int) else str(size) for dim in loc.shape)
     dtype = str(loc.dtype).removeprefix("torch.")
     source = source_line(value.uses[0].call)
-    return Value(value.mapping.name, value.loc.name, shape, dtype, len(value.uses), source)
+    code = "" if value.refusal is None else value.refusal[0]
+    return Value(value.mapping.name, value.loc.name, shape, dtype, len(value.uses), source, code)

@@ -77,8 +77,13 @@ class HoistPipeline(CustomGraphPass):
             return
         for report in body_reports(graph):
             retract(report)
-        observer = StageDump.begin(self.options.dump_dir)
-        report = observer.finish(run(graph, self.options, observer))
+        observer = StageDump.begin(self.options)
+        try:
+            report = run(graph, self.options, observer)
+        except Exception as error:
+            observer.fail(error)
+            raise
+        report = observer.finish(report)
         publish(report)
         if self.options.strict and report.translations_left:
             raise HoistError(_strict_message(report))
@@ -97,7 +102,8 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
         observer.stage("lifted", graph)
     prologue = Prologue.of(graph)
     hoisted = hoist(graph, prologue)
-    observer.stage("hoisted", graph)
+    observer.hoisted(hoisted)
+    observer.stage("hoisted", graph, prologue)
 
     for node in hoisted.nodes:
         lower(graph, node, prologue)
@@ -108,7 +114,7 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
     materialize(graph, prologue)
     refuse_shifted_writes(graph)
     verify(graph, prologue, hoisted.single, promises, (len(stores), lowered))
-    observer.stage("lowered", graph)
+    observer.stage("lowered", graph, prologue)
 
     named = {name for value in hoisted.values for name in (value.mapping, value.loc)}
     named |= {cache.name for cache in caches}

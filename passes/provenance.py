@@ -1,36 +1,27 @@
-"""Where in the model's code a node comes from."""
+"""What made a dump: versions and the moment, so that two dumps can be told apart."""
 
 from __future__ import annotations
 
-import os
-import re
+import importlib.metadata
+import platform
+from datetime import datetime, timezone
 
-from torch.fx import Node
-
-from .. import ops
-
-_OPS_FOLDER = os.path.dirname(ops.__file__) + os.sep
+import torch
 
 
-def source_line(node: Node) -> str:
-    """ "file:line" of the model's own code that `node` comes from, or "" where it is not known.
-
-    The innermost frame that does not lie in our ops: their typed wrappers are not where a user
-    would look.
-    """
-    place = ""
-    for line in (node.meta.get("stack_trace") or "").splitlines():
-        if line.strip().startswith('File "'):
-            path, _, rest = line.strip()[len('File "') :].partition('", line ')
-            if not path.startswith(_OPS_FOLDER):
-                place = f"{path}:{rest.split(',')[0]}"
-    return place
-
-
-def module_path(node: Node) -> str:
-    """The module that `node` comes from, as "layers.3.attention"; "" outside of any."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    if not stack:
-        return ""
-    path = re.sub(r"^[LG]\['\w+'\]", "", str(stack[-1][0]))  # the variable that holds the model
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path).replace("._modules", "").strip(".")
+def provenance() -> dict[str, str]:
+    """Versions of what decides the code, and the time in UTC."""
+    found = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    for name in ("swa-compile", "triton", "transformers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    return found

@@ -38,6 +38,7 @@ class Value:
         dtype: of `loc`, e.g. "int64" (the translation itself is int64).
         uses: how many calls of translation ops became this value.
         source: "file:line" of the first of them, "" where the trace does not know it.
+        code: of the refusal, "" for a value of the one node.
     """
 
     mapping: str
@@ -46,6 +47,7 @@ class Value:
     dtype: str
     uses: int
     source: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)

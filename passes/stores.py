@@ -20,7 +20,7 @@ from ..ops.checks import is_float8
 from .emit import Emitter, same_size, size_of
 from .guards import is_plain
 from .lower import as_int64, checked_ids, stopped
-from .provenance import module_path, source_line
+from .model_source import module_path, source_line
 from .report import Cache
 from .row_index import RowIndex
 from .schema import (

@@ -38,6 +38,7 @@ class TranslatedValue:
         page_size: the operator's page size, or None where it takes none.
         uses: the calls that this value answers.
         refusal: code and message where the value cannot join the one node.
+        answer: name of the node that holds the value, once there is one.
     """
 
     op: torch._ops.OpOverload
@@ -46,6 +47,7 @@ class TranslatedValue:
     page_size: int | Node | None
     uses: list[Use] = field(default_factory=list)
     refusal: tuple[str, str] | None = None
+    answer: str = ""
 
     @property
     def operands(self) -> list[Node]:

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from ..ops.checks import dtype_name, shape_name
 from .errors import PassError
 from .hoist import Prologue
-from .provenance import module_path, source_line
+from .model_source import module_path, source_line
 from .schema import functionalized_call, is_pure, is_store, tensors, updated_base
 from .translations import find_calls
 

@@ -21,6 +21,7 @@ from swa_compile.passes import (
     Value,
     pipeline,
 )
+from swa_compile.passes.tracing import register_logger
 from swa_compile.sizes import mark_sizes
 
 __all__ = [
@@ -40,5 +41,7 @@ __all__ = [
     "mark_translation",
     "pipeline",
 ]
+
+register_logger()
 
 __version__ = "0.1.0"

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from functorch.compile import aot_module_simplified, make_boxed_func
 from torch.fx import GraphModule
 
 from swa_compile.collecting import settle
+from swa_compile.dumping import Captured, capture, complete_dump
 from swa_compile.inductor import (
     cache_copies,
     captured_code,
@@ -24,7 +24,6 @@ from swa_compile.inductor import (
 from swa_compile.naming import input_names, name_inputs, with_names
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline
-from swa_compile.passes.dump import dump_root, new_folder, write_file, write_report
 from swa_compile.passes.report import deliver, sink, take_undelivered
 from swa_compile.passes.subgraphs import children
 
@@ -55,7 +54,8 @@ def swa(
     codes: list[str] = []
     # Read ahead: compile_fx takes ownership of gm.
     names = input_names(gm)
-    with _reports(chosen, names, codes), captured_code(codes):
+    captured = capture(gm, names, chosen)
+    with _reports(chosen, names, codes, captured), captured_code(codes):
         return compile_with_inductor(gm, example_inputs, chosen, mode)
 
 
@@ -80,9 +80,10 @@ def swa_eager(
     _tell_skipped_capture(chosen, captures=False)
     hoist = pipeline(chosen)
     names = input_names(gm)
+    captured = capture(gm, names, chosen)
 
     def interpret(graph: GraphModule, _: Sequence[Any]) -> Compiled:
-        with _reports(chosen, names, []):
+        with _reports(chosen, names, [], captured):
             _apply(hoist, graph)
         graph.recompile()
         return make_boxed_func(graph.forward)
@@ -135,7 +136,9 @@ def _tell_skipped_capture(options: Options, captures: bool) -> None:
 
 
 @contextmanager
-def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[None]:
+def _reports(
+    options: Options, names: list[str], codes: list[str], captured: Captured | None
+) -> Iterator[None]:
     """Complete the reports of what is compiled inside and hand them to the collectors.
 
     `codes` holds, after the block, the generated code of each graph in the same order.
@@ -157,7 +160,7 @@ def _reports(options: Options, names: list[str], codes: list[str]) -> Iterator[N
             codes if len(codes) == len(reports) else [None] * len(reports)
         )
         reports = [
-            _complete(report, names, code, options)
+            _complete(report, names, code, captured, options)
             for report, code in zip(reports, paired, strict=True)
         ]
         for report in reports:
@@ -183,7 +186,11 @@ def _refuse_broken_promises(report: GraphReport) -> None:
 
 
 def _complete(
-    report: GraphReport, names: list[str], code: str | None, options: Options
+    report: GraphReport,
+    names: list[str],
+    code: str | None,
+    captured: Captured | None,
+    options: Options,
 ) -> GraphReport:
     """`report` with the user's names and what only the generated code tells; its dump finished."""
     if code is not None:
@@ -197,18 +204,4 @@ def _complete(
             ),
             partitions=partition_count(code),
         )
-    report = with_names(report, names)
-    root = dump_root(options.dump_dir)
-    if root is None:
-        return report
-    if report.dump is None:  # from a cache: no pass ran, so no stage was written
-        try:
-            report = replace(report, dump=str(new_folder(root)))
-        except OSError:
-            return report
-    assert report.dump is not None
-    folder = Path(report.dump)
-    if code is not None:
-        write_file(folder / "03-inductor.py", code)
-    write_report(folder, report)
-    return report
+    return complete_dump(with_names(report, names), captured, code, options)

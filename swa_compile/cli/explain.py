@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
-import sys
 from typing import Any
 
 from rich.console import Console
 
-from swa_compile.cli.errors import UsageError
+from swa_compile.cli.errors import CheckFailed
+from swa_compile.cli.importing import current_folder_importable, load
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -24,6 +22,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="FACTORY() returns (callable, args) or (callable, args, kwargs)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 where options={'strict': True} would raise"
+    )
     return parser
 
 
@@ -32,38 +33,19 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         UsageError: where MODULE:FACTORY does not name a factory, or it returns something else.
+        CheckFailed: with --strict, where a translation stays in layer code or a cache is copied.
     """
     from swa_compile.explaining import explain
+    from swa_compile.narrating import narrate, strict_failures
 
-    fn, fn_args, fn_kwargs = _load(args.target)
-    report = explain(fn, *fn_args, **fn_kwargs)
+    with current_folder_importable():
+        fn, fn_args, fn_kwargs = load(args.target)
+        report = explain(fn, *fn_args, **fn_kwargs)
     if args.json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
-        Console(highlight=False, soft_wrap=True).print(report.summary(), markup=False)
-
-
-def _load(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    module_name, colon, factory_name = target.partition(":")
-    if not (module_name and colon and factory_name):
-        raise UsageError(f"'{target}' is not of the form MODULE:FACTORY")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and module_name.startswith(error.name):
-            raise UsageError(f"there is no module '{module_name}' on the path") from error
-        raise
-    finally:
-        sys.path.remove(os.getcwd())
-    factory = getattr(module, factory_name, None)
-    if not callable(factory):
-        raise UsageError(f"module '{module_name}' has no factory '{factory_name}'")
-    made = factory()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise UsageError(
-            f"{target} returned {type(made).__name__}; wanted (callable, args) or "
-            "(callable, args, kwargs)"
-        )
-    fn, fn_args, *rest = made
-    return fn, tuple(fn_args), dict(rest[0]) if rest else {}
+        Console(highlight=False, soft_wrap=True).print(narrate(report), markup=False)
+    if args.strict:
+        failures = [line for graph in report.graphs for line in strict_failures(graph)]
+        if failures:
+            raise CheckFailed("; ".join(failures))

@@ -76,6 +76,14 @@ def build():
 
 def wrong():
     return 3
+
+def lazy(mapping, loc, x):
+    import beside  # only now: the folder has to be on the path while the forward runs, too
+    return translate_loc(mapping, loc) + translate_loc(mapping, x.long() + beside.ZERO)
+
+def build_lazily():
+    import beside
+    return lazy, (torch.tensor([0, 3, 2, 1, -1]), torch.tensor([2, beside.ZERO]), torch.ones(2))
 """
 
 
@@ -88,6 +96,28 @@ def test_explain_finds_a_factory_in_the_current_folder(tmp_path):
     assert (graph["translations_found"], graph["translation_nodes"]) == (2, 1)
     code, _, error = run("explain", "mine:wrong", cwd=tmp_path)
     assert code == 2 and "returned int" in error
+
+
+@pytest.mark.inductor
+def test_explain_strict_shows_the_story_and_exits_1(tmp_path):
+    """Of a factory whose imports come late; --strict fails where the option would raise."""
+    (tmp_path / "mine.py").write_text(FACTORY)
+    (tmp_path / "beside.py").write_text("ZERO = 0\n")
+    code, out, error = run("explain", "mine:build_lazily", "--strict", cwd=tmp_path)
+    assert (code, error.count("\n")) == (1, 1), error
+    assert "1 translations stay in the layer code (LOC_FROM_ACTIVATIONS)" in error
+    assert re.search(r"1 call in the layers +mapping\[loc\]", out)
+    assert re.search(r"> +\d+ \|     return translate_loc\(mapping, loc\) \+", out)
+    assert "do:  Compute the ids from index inputs" in out
+
+
+def test_a_module_that_imports_something_missing_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "needy.py").write_text("import nee\n")
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    with pytest.raises(ModuleNotFoundError, match="nee"):
+        swa_compile.cli.main(["--debug", "explain", "needy:build"])
+    assert sys.path == path
 
 
 @pytest.mark.inductor

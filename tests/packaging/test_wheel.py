@@ -145,9 +145,10 @@ def test_wheel_installs_nothing_at_the_top_level_but_swa_compile(names: set[str]
 
 
 def test_wheel_holds_the_typing_marker_and_the_data_files(names: set[str]) -> None:
-    data = {f"swa_compile/data/{file.name}" for file in (ROOT / "swa_compile/data").iterdir()}
-    assert data
-    assert {"swa_compile/py.typed"} | data <= names
+    folders = ("swa_compile/data", "swa_compile/viewer/assets")
+    data = [{f"{at}/{file.name}" for file in (ROOT / at).iterdir()} for at in folders]
+    assert all(data)
+    assert {"swa_compile/py.typed"}.union(*data) <= names
 
 
 def test_wheel_holds_the_license(wheel: Path, metadata: Message) -> None:
@@ -163,6 +164,7 @@ def test_wheel_declares_the_backends_and_the_script(wheel: Path) -> None:
             "swa": "swa_compile.backends:swa",
             "swa_eager": "swa_compile.backends:swa_eager",
         },
+        "pytest11": {"swa_compile": "swa_compile.pytest_plugin"},
         "console_scripts": {"swa-compile": "swa_compile.cli:main"},
     }
 

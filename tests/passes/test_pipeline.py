@@ -297,6 +297,11 @@ def test_dumps_hold_every_stage(compiled, make_mapping, tmp_path):
         "00-functional.py",
         "01-hoisted.py",
         "02-lowered.py",
+        "captured.py",
+        "diff-01.txt",
+        "diff-02.txt",
+        "graph.json",
+        "index.html",
         "op-counts.txt",
         "report.json",
     ]

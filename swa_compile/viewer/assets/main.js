@@ -1,0 +1,243 @@
+// What is shown: the view, the stage, the chosen node; and the ways to change it.
+
+const app = {
+  data: null, tab: "picture", stop: 0, node: "", nodeAt: "", value: null, cursor: "",
+  query: "", hits: [], hitNames: new Set(), hit: 0, scroll: 0, kernelLine: 0,
+  revealLayer() {}, redrawLanes() {},
+
+  rightStage() { return app.data.stages[app.stop]; },
+  nodeStage() { return (app.node && app.data.stage(app.nodeAt)) || app.rightStage(); },
+
+  choose(name, stage) {
+    const node = app.data.stage(stage) && app.data.stage(stage).byName.has(name);
+    if (!node) return;
+    Object.assign(app, { node: name, nodeAt: stage, value: null, query: "" });
+    $("search").value = "";
+    const layer = app.data.layerOf.get(`${stage} ${name}`);
+    if (app.tab === "picture") {
+      if (layer !== undefined) app.revealLayer(layer);
+      app.redrawLanes();
+    } else if (app.tab === "code") drawView();
+    drawDetails(app);
+    remember();
+  },
+  chooseValue(i) {
+    Object.assign(app, { node: "", value: i, query: "" });
+    app.redrawLanes();
+    drawDetails(app);
+  },
+  clear() {
+    Object.assign(app, { node: "", nodeAt: "", value: null, query: "", hits: [], hitNames: new Set() });
+    $("search").value = "";
+    app.redrawLanes();
+    drawDetails(app);
+    remember();
+  },
+  openTab(name) {
+    app.tab = name;
+    for (const tab of $("tabs").children) tab.setAttribute("aria-selected", tab.dataset.tab === name);
+    drawView();
+    remember();
+  },
+  openKernel(kernel) {
+    app.kernelLine = kernel.line;
+    app.openTab("kernels");
+  },
+  toStop(i) {
+    const stop = Math.max(0, Math.min(app.data.stages.length - 1, i));
+    if (stop === app.stop) return;
+    app.stop = stop;
+    const stage = app.rightStage();
+    // The node that was chosen stays chosen where it lives on.
+    if (app.node && stage.byName.has(app.node)) app.nodeAt = stage.name;
+    else Object.assign(app, { node: "", nodeAt: "" });
+    $("slider").value = stop;
+    markStop();
+    if (app.query) find(app.query);
+    drawView();
+    drawDetails(app);
+    remember();
+  },
+};
+
+function drawView() {
+  const view = $("view");
+  view.replaceChildren();
+  Object.assign(app, { revealLayer() {}, redrawLanes() {} });
+  view.className = app.tab;
+  TABS.find(([name]) => name === app.tab)[2](app, view);
+}
+
+function markStop() {
+  [...$("stops").children].forEach((stop, i) => stop.classList.toggle("current", i === app.stop));
+  const stage = app.rightStage();
+  $("slider").setAttribute("aria-valuetext", stage ? stage.name : "");
+}
+
+function find(query) {
+  const stage = app.nodeStage();
+  Object.assign(app, { query: query.trim(), hit: 0 });
+  app.hits = app.query && stage ? search(stage, app.query, stage.name === "captured" ? {} : app.data.story.inputs) : [];
+  app.hitNames = new Set(app.hits.map((node) => node.name));
+}
+
+function remember() {
+  const state = new URLSearchParams();
+  if (app.tab !== "picture") state.set("view", app.tab);
+  if (app.rightStage()) state.set("stage", app.rightStage().name);
+  if (app.node) state.set("node", app.node);
+  try { history.replaceState(null, "", `#${state}`); } catch { /* not allowed here */ }
+}
+
+function recall() {
+  const state = new URLSearchParams(location.hash.slice(1));
+  const stop = app.data.stages.findIndex((stage) => stage.name === state.get("stage"));
+  if (stop >= 0) app.stop = stop;
+  if (TABS.some(([name]) => name === state.get("view"))) app.tab = state.get("view");
+  const stage = app.rightStage();
+  if (state.get("node") && stage && stage.byName.has(state.get("node"))) {
+    Object.assign(app, { node: state.get("node"), nodeAt: stage.name });
+  }
+}
+
+function drawHead() {
+  const { report, title } = app.data;
+  $("title").textContent = title;
+  const figure = (value, what, kind = "") =>
+    el("div", { class: `figure ${kind}` }, el("b", {}, value), el("span", {}, what));
+  if (!("translations_found" in report)) {
+    $("figures").append(figure("failed", "a pass raised", "bad"));
+    return;
+  }
+  const refused = report.refused.length;
+  const left = report.translations_left;
+  const figures = [
+    figure(`${report.translations_found} → ${report.translation_nodes}`, "translations → nodes", "lead"),
+    figure(report.values.length, "values"),
+    figure(refused, "refused", refused ? "bad" : "good"),
+    figure(left, "left in layer code", left ? "bad" : "good"),
+    figure(`${report.stores_lowered}/${report.stores_found}`, "stores lowered"),
+  ];
+  if (report.cache_copies !== null) {
+    figures.push(figure(report.cache_copies, "cache copies", report.cache_copies ? "bad" : "good"));
+  }
+  if (report.partitions !== null) figures.push(figure(report.partitions, "partitions"));
+  if (report.from_cache) figures.push(figure("warm", "from the cache", "lead"));
+  $("figures").append(...figures);
+}
+
+function drawBar() {
+  TABS.forEach(([name, label], i) => $("tabs").append(el("button", {
+    type: "button", role: "tab", "data-tab": name, title: `${label} (${i + 1})`,
+    "aria-selected": name === app.tab, onclick: () => app.openTab(name),
+  }, label)));
+  const slider = $("slider");
+  const last = Math.max(0, app.data.stages.length - 1);
+  slider.max = last;
+  slider.value = app.stop;
+  slider.disabled = last === 0;
+  slider.addEventListener("input", () => app.toStop(Number(slider.value)));
+  app.data.stages.forEach((stage, i) => $("stops").append(el("button", {
+    type: "button", tabindex: -1, onclick: () => app.toStop(i),
+  }, stage.name)));
+  markStop();
+  const box = $("search");
+  box.addEventListener("input", () => {
+    find(box.value);
+    app.redrawLanes();
+    drawDetails(app);
+  });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step && app.hits.length) {
+      app.hit = (app.hit + step + Math.min(app.hits.length, HITS)) % Math.min(app.hits.length, HITS);
+      drawDetails(app);
+      event.preventDefault();
+    } else if (event.key === "Enter" && app.hits.length) {
+      app.choose(app.hits[app.hit].name, app.nodeStage().name);
+      box.blur();
+    }
+  });
+}
+
+// Arrow keys move among the chips: up and down through the lanes, left and right within one.
+function move(key) {
+  const match = /^([ab])(\d+)\.(\d+)$/.exec(app.cursor);
+  const layers = app.data.story.layers;
+  if (!match) {
+    const first = document.querySelector(".chip");
+    if (first) { app.cursor = first.dataset.at; first.focus(); }
+    return;
+  }
+  let [side, row, col] = [match[1], Number(match[2]), Number(match[3])];
+  const chips = (r, s) => document.querySelectorAll(`[data-at^="${s}${r}."]`).length;
+  if (key === "ArrowLeft" || key === "ArrowRight") {
+    col += key === "ArrowRight" ? 1 : -1;
+    if (col < 0) { if (side === "b" || !chips(row, "b")) return; side = "b"; col = chips(row, "b") - 1; }
+    if (col >= chips(row, side)) { if (side === "a" || !chips(row, "a")) return; side = "a"; col = 0; }
+  } else {
+    const step = key === "ArrowDown" ? 1 : -1;
+    do { row += step; if (row < 0 || row >= layers.length) return; app.revealLayer(row); }
+    while (!chips(row, side));
+    col = Math.min(col, chips(row, side) - 1);
+  }
+  app.cursor = `${side}${row}.${col}`;
+  app.revealLayer(row);
+  const chip = document.querySelector(`[data-at="${app.cursor}"]`);
+  if (chip) chip.focus({ preventScroll: true });
+}
+
+function keys(event) {
+  const typing = event.target.matches("input[type=search]");
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape") { app.clear(); event.target.blur(); return; }
+  if (typing) return;
+  if (event.key === "/") { $("search").focus(); event.preventDefault(); }
+  else if (event.key === "[") app.toStop(app.stop - 1);
+  else if (event.key === "]") app.toStop(app.stop + 1);
+  else if (TABS[Number(event.key) - 1]) app.openTab(TABS[Number(event.key) - 1][0]);
+  else if (event.key.startsWith("Arrow") && app.tab === "picture" && event.target.id !== "slider") {
+    move(event.key);
+    event.preventDefault();
+  }
+}
+
+function theme() {
+  const modes = ["system", "light", "dark"];
+  const root = document.documentElement;
+  let mode = "system";
+  try { mode = localStorage.getItem("swa-theme") || mode; } catch { /* a file may have no storage */ }
+  const set = () => {
+    root.dataset.theme = mode;
+    $("theme").textContent = mode;
+    try { localStorage.setItem("swa-theme", mode); } catch { /* as above */ }
+    if (app.data) app.redrawLanes();
+  };
+  $("theme").addEventListener("click", () => {
+    mode = modes[(modes.indexOf(mode) + 1) % modes.length];
+    set();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.redrawLanes());
+  set();
+}
+
+async function start() {
+  theme();
+  try {
+    app.data = index(await load());
+  } catch (error) {
+    $("view").append(el("p", { class: "empty" }, `This page cannot be shown: ${error}. It needs a `
+      + "browser with DecompressionStream (Chrome 80, Firefox 113, Safari 16.4)."));
+    return;
+  }
+  app.stop = Math.max(0, app.data.stages.length - 1);
+  recall();
+  drawHead();
+  drawBar();
+  app.openTab(app.tab);
+  drawDetails(app);
+  document.addEventListener("keydown", keys);
+  document.documentElement.dataset.ready = "yes";
+}
+
+start();

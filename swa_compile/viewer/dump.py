@@ -1,0 +1,100 @@
+"""A graph's dump, read back from its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swa_compile.passes.dump import read_graph
+
+PAGE = "index.html"
+
+
+@dataclass
+class Dump:
+    """What the files of one graph's folder say.
+
+    Attributes:
+        folder: where they lie.
+        report: `report.json`, or {} where a pass raised.
+        graph: `graph.json` (see `swa_compile.passes.stages`); no stages for code from a cache.
+        texts: file name -> text of each stage, difference, table and error that is there.
+        code: Inductor's, "" where there is none.
+    """
+
+    folder: Path
+    report: dict[str, Any] = field(default_factory=dict)
+    graph: dict[str, Any] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    code: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> Dump:
+        """The dump in `folder`.
+
+        Raises:
+            ValueError: where it is none, or a file in it is no JSON.
+        """
+        if not is_graph_folder(folder):
+            raise ValueError(f"{folder} holds no dump of a graph")
+        report = folder / "report.json"
+        texts = {
+            path.name: _read(path)
+            for path in sorted(folder.iterdir())
+            if path.suffix in (".py", ".txt") and not path.name.startswith(".")
+        }
+        return cls(
+            folder,
+            json.loads(_read(report)) if report.exists() else {},
+            read_graph(folder),
+            texts,
+            texts.pop("03-inductor.py", ""),
+        )
+
+    def stage(self, name: str) -> list[dict[str, Any]]:
+        """The nodes at stage `name`; none where it is not there."""
+        for stage in self.graph["stages"]:
+            if stage["name"] == name:
+                nodes: list[dict[str, Any]] = stage["nodes"]
+                return nodes
+        return []
+
+    @property
+    def title(self) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+
+def is_graph_folder(folder: Path) -> bool:
+    """True for a folder that a compilation finished or at least reported in."""
+    return any((folder / name).is_file() for name in ("report.json", "graph.json", "error.txt"))
+
+
+def graph_folders(root: Path) -> list[Path]:
+    """The graphs' folders at or below `root`, processes and graphs in order.
+
+    Args:
+        root: a graph's folder, a process's, or the dump directory.
+    """
+    if is_graph_folder(root):
+        return [root]
+    found = [*root.glob("graph-*"), *root.glob("pid-*/graph-*")]
+    return sorted((f for f in found if is_graph_folder(f)), key=_order)
+
+
+def _order(folder: Path) -> tuple[int, float, str, int]:
+    """By rank, then by when the process wrote its first graph, then by number."""
+    _, _, rank = folder.parent.name.partition("-rank-")
+    first = min((f.stat().st_mtime for f in folder.parent.glob("graph-000")), default=0.0)
+    number = folder.name.removeprefix("graph-")
+    return (
+        int(rank) if rank.isdigit() else -1,
+        first,
+        folder.parent.name,
+        int(number) if number.isdigit() else 0,
+    )
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
