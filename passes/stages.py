@@ -143,6 +143,7 @@ def _overload(target: Any) -> Any:
     return getattr(target, "default", target) if isinstance(target, _PACKET) else target
 
 
+_INDEX_PUT = (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 _PACKET = torch._ops.OpOverloadPacket
 
 
@@ -156,6 +157,17 @@ def _written_caches(node: Node, roots: dict[Node, Node], written: set[str]) -> I
         root = roots.get(node)
         if root is not None and root.name in written:
             yield root
+    else:
+        written_args = _store_targets(node)
+        yield from (roots[arg] for arg in written_args if isinstance(arg, Node) and arg in roots)
+
+
+def _store_targets(node: Node) -> list[Any]:
+    """What a store writes in place, as Inductor's own passes leave it."""
+    if node.target is torch.ops.aten.index_put_.default:
+        return [node.args[0]]
+    mark = store_mark(node.target)
+    return [] if mark is None else [node.args[i] for i in mark.caches]
 
 
 def _roots(graph: Graph) -> dict[Node, Node]:
@@ -166,7 +178,7 @@ def _roots(graph: Graph) -> dict[Node, Node]:
             roots[node] = node
             continue
         source: Any = updated_base(node) if node.op == "call_function" else None
-        if source is None and (is_view(node) or node.target is torch.ops.aten.index_put.default):
+        if source is None and (is_view(node) or node.target in _INDEX_PUT):
             source = node.args[0] if node.args else None
         if isinstance(source, Node) and source in roots:
             roots[node] = roots[source]

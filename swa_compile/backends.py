@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from swa_compile.collecting import settle
 from swa_compile.dumping import Captured, capture, complete_dump
 from swa_compile.inductor import (
+    Generated,
     cache_copies,
     captured_code,
     compile_with_inductor,
@@ -51,11 +52,11 @@ def swa(
     """
     chosen = Options.of(options)
     _tell_skipped_capture(chosen, captures=chosen.cudagraphs == "inductor")
-    codes: list[str] = []
+    generated: list[Generated] = []
     # Read ahead: compile_fx takes ownership of gm.
     names = input_names(gm)
     captured = capture(gm, names, chosen)
-    with _reports(chosen, names, codes, captured), captured_code(codes):
+    with _reports(chosen, names, generated, captured), captured_code(generated):
         return compile_with_inductor(gm, example_inputs, chosen, mode)
 
 
@@ -137,11 +138,14 @@ def _tell_skipped_capture(options: Options, captures: bool) -> None:
 
 @contextmanager
 def _reports(
-    options: Options, names: list[str], codes: list[str], captured: Captured | None
+    options: Options,
+    names: list[str],
+    generated: list[Generated],
+    captured: Captured | None,
 ) -> Iterator[None]:
     """Complete the reports of what is compiled inside and hand them to the collectors.
 
-    `codes` holds, after the block, the generated code of each graph in the same order.
+    `generated` holds, after the block, what Inductor made of each graph in the same order.
     """
     settle()  # what stock Inductor took from its cache ahead of this
     fresh: list[GraphReport] = []
@@ -156,12 +160,11 @@ def _reports(
     finally:
         reports = [*fresh, *take_undelivered()]
         # Where some graph gave no code, nobody knows which.
-        paired: Sequence[str | None] = (
-            codes if len(codes) == len(reports) else [None] * len(reports)
-        )
+        same = len(generated) == len(reports)
+        paired = generated if same else [None] * len(reports)
         reports = [
-            _complete(report, names, code, captured, options)
-            for report, code in zip(reports, paired, strict=True)
+            _complete(report, names, made, captured, options)
+            for report, made in zip(reports, paired, strict=True)
         ]
         for report in reports:
             deliver(report)
@@ -188,12 +191,13 @@ def _refuse_broken_promises(report: GraphReport) -> None:
 def _complete(
     report: GraphReport,
     names: list[str],
-    code: str | None,
+    generated: Generated | None,
     captured: Captured | None,
     options: Options,
 ) -> GraphReport:
     """`report` with the user's names and what only the generated code tells; its dump finished."""
-    if code is not None:
+    if generated is not None:
+        code = generated.code
         mappings = [value.mapping for value in report.values]
         report = replace(
             report,
@@ -204,4 +208,4 @@ def _complete(
             ),
             partitions=partition_count(code),
         )
-    return complete_dump(with_names(report, names), captured, code, options)
+    return complete_dump(with_names(report, names), captured, generated, options)

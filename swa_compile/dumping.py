@@ -11,9 +11,10 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from swa_compile.inductor import Generated
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport
-from swa_compile.passes.dump import read_graph, write_graph, write_report
+from swa_compile.passes.dump import read_graph, unified_diff, write_graph, write_report
 from swa_compile.passes.folder import dump_root, new_folder, publish_folder, write_file
 from swa_compile.passes.provenance import provenance
 from swa_compile.passes.stages import describe
@@ -55,14 +56,17 @@ def capture(gm: GraphModule, names: list[str], options: Options) -> Captured | N
 
 
 def complete_dump(
-    report: GraphReport, captured: Captured | None, code: str | None, options: Options
+    report: GraphReport,
+    captured: Captured | None,
+    generated: Generated | None,
+    options: Options,
 ) -> GraphReport:
     """Finish the dump that the passes began, or make one for a graph that came from a cache.
 
     Args:
         report: with the user's names in it.
         captured: Dynamo's graph.
-        code: Inductor's; None under `swa_eager`, and where Inductor failed.
+        generated: Inductor's graph and code; None under `swa_eager`, and where Inductor failed.
         options: of the backend.
 
     Returns:
@@ -73,7 +77,7 @@ def complete_dump(
         return report
     try:
         if report.dump is not None:
-            _complete(Path(report.dump), report, captured, code, options)
+            _complete(Path(report.dump), report, captured, generated, options)
             return report
         if not report.from_cache:  # the passes could not write, and have said so
             return report
@@ -85,7 +89,7 @@ def complete_dump(
         def finish(folder: Path) -> None:
             nonlocal finished
             finished = replace(report, dump=str(folder))
-            _complete(hidden, finished, captured, code, options)
+            _complete(hidden, finished, captured, generated, options)
 
         publish_folder(hidden, finish)
         return finished
@@ -98,21 +102,45 @@ def _complete(
     folder: Path,
     report: GraphReport,
     captured: Captured | None,
-    code: str | None,
+    generated: Generated | None,
     options: Options,
 ) -> None:
     if captured is not None:
         write_file(folder / "captured.py", captured.text)
-    if code is not None:
-        write_file(folder / "03-inductor.py", code)
+    if generated is not None:
+        write_file(folder / "03-inductor.py", generated.code)
     data = read_graph(folder)
     data["provenance"] = data.get("provenance") or provenance()
     data["options"] = {**data.get("options", {}), "backend": _plain(asdict(options))}
+    if generated is not None and generated.graph is not None:
+        _add_final(folder, data, generated.graph)
     if captured is not None:
         _add_captured(data, captured)
     write_graph(folder, data)
     write_report(folder, report)
     write_page(folder)  # last: a folder with a page is whole
+
+
+def _add_final(folder: Path, data: dict[str, Any], module: GraphModule) -> None:
+    """The graph as Inductor lowers it, behind its own passes; what was prologue is marked so."""
+    stages = data["stages"]
+    if not stages:
+        return
+    stacks = {text: i for i, text in enumerate(data.setdefault("stacks", []))}
+    prologue = {node["name"] for node in stages[-1]["nodes"] if node.get("prologue")}
+    nodes = describe(module.graph, stacks=stacks)
+    for node in nodes:
+        if node["name"] in prologue:
+            node["prologue"] = True
+    text, before = str(print_graph(module.graph)), stages[-1]["file"]
+    number = len(stages)
+    file = f"{number:02d}-final.py"
+    write_file(folder / file, text)
+    if (folder / before).exists():
+        changes = unified_diff((folder / before).read_text(), text, before, file)
+        write_file(folder / f"diff-{number:02d}.txt", changes)
+    data["stacks"] = list(stacks)
+    data["stages"] = [*stages, {"name": "final", "file": file, "nodes": nodes}]
 
 
 def _add_captured(data: dict[str, Any], captured: Captured) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -83,15 +84,32 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
     return patches
 
 
+@dataclass(frozen=True)
+class Generated:
+    """What Inductor made of one graph.
+
+    Attributes:
+        code: the source of the module that calls the kernels.
+        graph: the FX graph that it was made of, behind all of Inductor's own passes; None where the
+            code came from a cache.
+    """
+
+    code: str
+    graph: torch.fx.GraphModule | None = None
+
+
 @contextmanager
-def captured_code(codes: list[str]) -> Iterator[None]:
-    """Append to `codes` the source of each graph that is compiled or loaded from a cache inside."""
+def captured_code(generated: list[Generated]) -> Iterator[None]:
+    """Append to `generated` each graph that is compiled or loaded from a cache inside."""
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
 
     before = getattr(GraphLowering, "save_output_code", None)
 
     def save(code: str) -> None:
-        codes.append(code)
+        graph = getattr(V.graph, "module", None)
+        known = isinstance(graph, torch.fx.GraphModule)
+        generated.append(Generated(code, graph if known else None))
         if before is not None:  # somebody outside (a test, say) listens too
             before(code)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import swa_compile
-from swa_compile.ops import translate_loc
+from swa_compile.ops import store_kv, translate_loc
 from swa_compile.passes import dump as dump_module
 from swa_compile.passes import folder as folder_module
 from swa_compile.passes.dump import read_graph
@@ -185,6 +185,37 @@ def test_ranks_have_folders_of_their_own_and_stand_in_order(tmp_path, monkeypatc
         compile_once(tmp_path)
     names = [folder.parent.name for folder in graph_folders(tmp_path)]
     assert names == [f"pid-{os.getpid()}-rank-{rank}" for rank in (0, 1)]
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("lower", [True, False])
+def test_the_final_stage_shows_stores_in_place(lower, tmp_path):
+    """As Inductor lowers the graph: in place, whether lowered or not, and nothing written back."""
+    caches = [torch.zeros(12, 1, 2) for _ in range(2)]
+
+    def store(mapping, loc, k, caches):
+        store_kv(*caches, k, -k, translate_loc(mapping, loc))
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        options = {"dump_dir": str(tmp_path), "lower_stores": lower}
+        arguments = (MAPPING, LOC, torch.ones(2, 1, 2), caches)
+        torch.compile(store, backend="swa", options=options)(*arguments)
+    dump = Dump.read(*graph_folders(tmp_path))
+    stage = dump.graph["stages"][-1]
+    assert (stage["name"], stage["file"]) == ("final", "03-final.py")
+    stores = [node for node in stage["nodes"] if node["kind"] == "store"]
+    inputs = {n["name"]: n.get("place") for n in stage["nodes"] if n["kind"] == "input"}
+    written = [(node["target"], sorted(inputs[c] for c in node["caches"])) for node in stores]
+    if lower:
+        assert written == [("aten::index_put_", [3]), ("aten::index_put_", [4])]
+        assert "write_back" not in {node["kind"] for node in stage["nodes"]}
+    else:
+        assert written == [("swa::store_kv", [3, 4])]
+    assert any(node.get("prologue") for node in stage["nodes"])
+    text = (dump.folder / stage["file"]).read_text()
+    assert all(node["name"] in text for node in stores)
+    assert (dump.folder / "diff-03.txt").read_text().count("\n+") > 2
 
 
 @pytest.mark.inductor
