@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._guards import detect_fake_mode
+from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -28,7 +28,8 @@ class Emitter:
         self._made = made
         # Of the graph's inputs, which lead it, not of the operands: a constant has none.
         inputs = takewhile(lambda node: node.op == "placeholder", graph.nodes)
-        self._mode = detect_fake_mode([node.meta.get("val") for node in inputs])
+        values = (node.meta.get("val") for node in inputs)
+        self._mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
 
     def call(self, target: Any, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         """A new `call_function` node behind the cursor; the cursor moves onto it."""

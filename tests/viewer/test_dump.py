@@ -197,7 +197,7 @@ def test_the_final_stage_shows_stores_in_place(lower, tmp_path):
         store_kv(*caches, k, -k, translate_loc(mapping, loc))
 
     torch._dynamo.reset()
-    with torch.no_grad():
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
         options = {"dump_dir": str(tmp_path), "lower_stores": lower}
         arguments = (MAPPING, LOC, torch.ones(2, 1, 2), caches)
         torch.compile(store, backend="swa", options=options)(*arguments)
