@@ -22,6 +22,7 @@ from .lower import lower
 from .materialize import materialize, register_inductor_lowering
 from .options import PassOptions
 from .report import GraphReport, publish, retract
+from .schema import collective
 from .stores import describe_caches, find_stores, lower_stores
 from .subgraphs import is_subgraph, lift
 from .verify import Promises, verify
@@ -128,6 +129,7 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
         stores_found=len(stores),
         stores_lowered=lowered,
         caches=caches,
+        collectives=[text for node in graph.nodes if (text := collective(node))],
         inputs={name: at for name, at in input_places(graph).items() if name in named},
     )
     return with_bodies(own, graph)

@@ -98,6 +98,8 @@ class GraphReport:
         caches: the KV caches that the stores write.
         cache_copies: cache-sized buffers that the compiled code allocates; None where no code
             was generated (`swa_eager`, or the passes alone).
+        collectives: the collective operators of the graph in order, each with the arguments that
+            are no tensors, its group left out: what ranks have to agree on.
         mapping_kernels: kernel calls of the compiled code that are given a mapping: as many as the
             prologue needs, whatever the number of layers; None like `cache_copies`.
         mapping_kernels_late: those of them that stand behind the first call that takes a cache; 0
@@ -119,6 +121,7 @@ class GraphReport:
     stores_lowered: int = 0
     caches: list[Cache] = field(default_factory=list)
     cache_copies: int | None = None
+    collectives: list[str] = field(default_factory=list)
     mapping_kernels: int | None = None
     mapping_kernels_late: int | None = None
     partitions: int | None = None

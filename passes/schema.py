@@ -199,6 +199,23 @@ def is_store(call: FunctionalizedCall) -> bool:
     return store_mark(call.op) is not None
 
 
+def collective(node: Node) -> str:
+    """What `node` has ranks do together, as "all_reduce(sum)"; "" where it is no collective."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "_c10d_functional":
+        return ""
+    name = op._schema.name.partition("::")[2]
+    if name.startswith("wait_tensor"):
+        return ""
+    given = bind(op, node)
+    kept = [
+        str(given[arg.name])
+        for arg in op._schema.arguments
+        if arg.name != "group_name" and not isinstance(arg.type, (torch.TensorType, torch.ListType))
+    ]
+    return f"{name}({', '.join(kept)})"
+
+
 def written_inputs(graph: torch.fx.Graph) -> set[Node]:
     """Placeholders that the forward writes: the targets of the epilogue's `copy_`."""
     written: set[Node] = set()

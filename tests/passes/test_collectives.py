@@ -33,6 +33,7 @@ def test_ids_from_a_collective_are_translated_behind_it(group, compiled, make_ma
     assert result.tolist() == want
     assert [refusal.code for refusal in report.refused] == ["IMPURE_PRODUCER"]
     assert (report.translation_nodes, report.translations_left) == (1, 1)
+    assert report.collectives == ["all_gather_into_tensor(1)"]
 
 
 @pytest.mark.inductor
@@ -57,6 +58,7 @@ def test_every_collective_is_kept_in_order_even_if_nobody_reads_it(
         )
         assert torch.equal(result, want)
         assert (report.translations_found, report.translation_nodes) == (3, 1)
+        assert report.collectives == ["all_reduce(sum)"] * 6
         folder = pathlib.Path(report.dump)
         calls = [
             (folder / name).read_text().count("_c10d_functional.all_reduce.default(")
