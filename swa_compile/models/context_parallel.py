@@ -8,6 +8,7 @@ node, as two values.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,10 +40,10 @@ def split_context(
 ) -> ContextShard:
     """The part of `batch` that `rank` of `ranks` computes.
 
-    Each request's new tokens are cut into `2 * ranks` parts, of which a rank gets one from the front
-    and one from the back, so that causal attention costs every rank about the same. The two parts
-    are rows `2 * b` and `2 * b + 1` of the shard; the last token of every request is that of row
-    `2 * b + 1` on rank 0.
+    Each request's new tokens are cut into `2 * ranks` parts, of which a rank gets one from the
+    front and one from the back, so that causal attention costs every rank about the same. The two
+    parts are rows `2 * b` and `2 * b + 1` of the shard; the last token of every request is that of
+    row `2 * b + 1` on rank 0.
 
     Args:
         batch: the same on every rank, without padding.
@@ -59,7 +60,7 @@ def split_context(
 
     # Row 2b ends where its last query stands: keys behind it are not for that row.
     ends, starts = [], [0]
-    for b, (first, last) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for b, (first, last) in enumerate(itertools.pairwise(offsets)):
         for part in parts[rank][2 * b : 2 * b + 2]:
             ends.append((last - first) - (part.stop - first))
             starts.append(starts[-1] + len(part))
@@ -79,7 +80,7 @@ def split_context(
 def _own_parts(offsets: Sequence[int], rank: int, ranks: int) -> list[range]:
     """The tokens of the batch that `rank` has, two ranges for each request."""
     parts = []
-    for first, last in zip(offsets, offsets[1:], strict=False):
+    for first, last in itertools.pairwise(offsets):
         for i in (rank, 2 * ranks - 1 - rank):
             bounds = [first + (last - first) * j // (2 * ranks) for j in (i, i + 1)]
             parts.append(range(*bounds))

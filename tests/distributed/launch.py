@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-PROGRAMS = Path(__file__).parent / "programs"
+HERE = Path(__file__).parent
 ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "MASTER_ADDR": "127.0.0.1",
@@ -31,7 +32,7 @@ def launch(
     ranks: int,
     folder: Path,
     *,
-    timeout: float = 90.0,
+    timeout: float = 180.0,
     group_timeout: float = 60.0,
     device: str = "cpu",
     exits: dict[int, int] | None = None,
@@ -56,7 +57,7 @@ def launch(
     method = "forkserver" if device == "cpu" else "spawn"
     context = multiprocessing.get_context(method)
     if method == "forkserver":
-        context.set_forkserver_preload(["torch", "torch._inductor.compile_fx", "swa_compile"])
+        context.set_forkserver_preload(["programs.warm"])
     shared = {
         "program": program,
         "folder": str(folder),
@@ -70,7 +71,7 @@ def launch(
         for rank in range(ranks):
             process = context.Process(
                 target=runpy.run_path,
-                args=(str(PROGRAMS / "__main__.py"),),
+                args=(str(HERE / "programs" / "__main__.py"),),
                 kwargs={"init_globals": {"RANK": rank, "SHARED": shared}, "run_name": "__main__"},
                 daemon=True,
             )

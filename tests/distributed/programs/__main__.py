@@ -20,7 +20,7 @@ os.dup2(printed.fileno(), 2)
 sys.stdout = sys.stderr = printed
 faulthandler.enable(printed)
 torch.set_num_threads(1)
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 if shared["device"] == "cuda":
     torch.cuda.set_device(rank)
@@ -32,7 +32,7 @@ dist.init_process_group(
     world_size=ranks,
     timeout=timedelta(seconds=shared["group_timeout"]),
 )
-program = importlib.import_module(shared["program"])
+program = importlib.import_module("programs." + shared["program"])
 result = program.main(rank, **shared["arguments"])
 (folder / f"rank-{rank}.pickle").write_bytes(pickle.dumps(result))
 if result is None or not (isinstance(result, dict) and result.get("group_is_broken")):

@@ -2,6 +2,7 @@
 
 import torch
 
+from swa_compile import mark_sizes
 from swa_compile.kv import HybridKVPool
 from swa_compile.models import HybridConfig, HybridTransformer
 
@@ -49,6 +50,12 @@ def steps(decode=3):
     second = {i: list(prompt[4:]) for i, prompt in enumerate(PROMPTS) if len(prompt) > 4}
     later = [{i: [(7 * step + i) % 61] for i in range(3)} for step in range(decode)]
     return [first, second, *later]
+
+
+def marked(batch):
+    """`batch` with its sizes marked: one compilation serves every step."""
+    mark_sizes(batch)
+    return batch
 
 
 def run(forward, pool, pieces=None, prepare=lambda batch: batch):

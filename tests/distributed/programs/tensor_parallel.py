@@ -1,15 +1,18 @@
-"""The reference model, tensor parallel, compiled: logits, caches, reports and collectives."""
+"""The reference model, tensor parallel: logits, caches, reports and collectives."""
 
-import steps
+import os
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from graphs import collectives, plain
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import swa_compile
 from swa_compile.models.tensor_parallel import parallelize, shard, shard_specs
+
+from . import steps
+from .graphs import collectives, plain
 
 
 class Watched(nn.Module):
@@ -24,22 +27,35 @@ class Watched(nn.Module):
         return self.model(batch)
 
 
-def main(rank, form, engine, dump_dir, kv_heads=4, options=None, device="cpu", verify=True):
+def main(
+    rank,
+    form,
+    engine="eager",
+    dump_dir=None,
+    kv_heads=4,
+    layers=steps.CONFIG.layers,
+    options=None,
+    device="cpu",
+    cache_dir=None,
+):
+    if cache_dir:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache_dir}/{rank}"
     ranks, group = dist.get_world_size(), dist.group.WORLD
-    config = steps.HybridConfig(**{**vars(steps.CONFIG), "kv_heads": kv_heads})
+    config = steps.HybridConfig(**{**vars(steps.CONFIG), "kv_heads": kv_heads, "layers": layers})
     specs = shard_specs(config.layer_specs(), ranks)
     model, pool = steps.whole_model(specs, config, device)
     if form == "dtensor":
         parallelize(model, init_device_mesh(device, (ranks,)))
     else:
         shard(model, group)
-    options = {**(options or {}), "dump_dir": f"{dump_dir}/{rank}"}
-    torch._dynamo.reset()
+    forward = Watched(model, group)
     with swa_compile.collect() as reports:
-        forward = torch.compile(
-            Watched(model, group), backend=engine, fullgraph=True, options=options, dynamic=True
-        )
-        logits = steps.run(forward, pool)
+        if engine == "eager":
+            logits = steps.run(forward, pool)
+        else:
+            options = {**(options or {}), "dump_dir": f"{dump_dir}/{rank}"}
+            forward = torch.compile(forward, backend=engine, fullgraph=True, options=options)
+            logits = steps.run(forward, pool, prepare=steps.marked)
     return {
         "logits": logits,
         "rows": steps.rows(pool),
@@ -47,5 +63,5 @@ def main(rank, form, engine, dump_dir, kv_heads=4, options=None, device="cpu", v
         "kv_heads": [spec.kv_heads for spec in pool.layers],
         "reports": plain(reports),
         "collectives": [collectives(report) for report in reports],
-        "identity": swa_compile.verify_ranks(reports, options) if verify else None,
+        "identity": swa_compile.verify_ranks(reports, options),
     }
