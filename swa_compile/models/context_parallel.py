@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from swa_compile.kv import ForwardBatch
 from swa_compile.models.hybrid import Attention, HybridTransformer
+from swa_compile.models.tensor_parallel import layers_of
 from swa_compile.ops import store_kv, translate_loc, translate_page_table
 
 
@@ -101,7 +102,7 @@ class ContextTransformer(nn.Module):
     def forward(self, shard: ContextShard) -> Tensor:
         model, batch = self.model, shard.batch
         x = model.embed(batch.input_ids)
-        for i, layer in enumerate(model.layers):
+        for i, layer in enumerate(layers_of(model)):
             caches = model.pool.k_cache(i), model.pool.v_cache(i)
             h = layer.attention_norm(x)
             x = x + self.attend(layer.attention, h, shard, *caches)

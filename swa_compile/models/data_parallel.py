@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swa_compile.models.hybrid import HybridTransformer
-from swa_compile.models.tensor_parallel import cut
+from swa_compile.models.tensor_parallel import cut, layers_of
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def shard_mlp(model: HybridTransformer, group: dist.ProcessGroup) -> None:
         ValueError: the MLP's width cannot be divided among the ranks.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    for layer in model.layers:
+    for layer in layers_of(model):
         layer.up = GatheringLinear(cut(layer.up, 0, rank, ranks), group)
         layer.down = ScatteringLinear(cut(layer.down, 1, rank, ranks), group)
 

@@ -94,8 +94,8 @@ class Layer(nn.Module):
         self.attention = Attention(config, spec, page_size)
         self.mlp_norm = nn.RMSNorm(config.d_model)
         hidden = config.mlp_ratio * config.d_model
-        self.up = nn.Linear(config.d_model, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.d_model, bias=False)
+        self.up: nn.Module = nn.Linear(config.d_model, hidden, bias=False)
+        self.down: nn.Module = nn.Linear(hidden, config.d_model, bias=False)
 
     def forward(self, x: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), batch, k_cache, v_cache)
@@ -115,7 +115,7 @@ class Attention(nn.Module):
         self.theta = config.swa_rope_theta if self.swa else config.rope_theta
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = nn.Linear(config.d_model, width, bias=False)
-        self.out = nn.Linear(self.heads * self.head_dim, config.d_model, bias=False)
+        self.out: nn.Module = nn.Linear(self.heads * self.head_dim, config.d_model, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim) if config.qk_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.randn(self.heads)) if config.sinks else None

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from swa_compile.kv import LayerSpec
-from swa_compile.models.hybrid import Attention, HybridTransformer
+from swa_compile.models.hybrid import Attention, HybridTransformer, Layer
 
 
 def kv_heads_of(kv_heads: int, rank: int, ranks: int) -> range:
@@ -61,7 +61,7 @@ def shard(model: HybridTransformer, group: dist.ProcessGroup) -> None:
         ValueError: heads or the MLP's width cannot be divided among the ranks.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    for layer in model.layers:
+    for layer in layers_of(model):
         take_heads(layer.attention, rank, ranks)
         layer.attention.qkv = cut(layer.attention.qkv, 0, rank, ranks)
         layer.attention.out = SummedLinear(cut(layer.attention.out, 1, rank, ranks), group)
@@ -77,8 +77,8 @@ def parallelize(model: HybridTransformer, mesh: DeviceMesh) -> None:
         ValueError: heads or the MLP's width cannot be divided among the ranks.
     """
     rank, ranks = mesh.get_local_rank(), mesh.size()
-    for layer in model.layers:
-        divides("MLP columns", layer.up.out_features, ranks)
+    for layer in layers_of(model):
+        divides("rows", whole(layer.up).out_features, ranks)
         take_heads(layer.attention, rank, ranks)
         plan = {
             "attention.qkv": ColwiseParallel(),
@@ -117,8 +117,7 @@ def take_heads(attention: Attention, rank: int, ranks: int) -> None:
         first, last = own.start, own.stop
         parts += [q[r * each : (r + 1) * each], k[first:last], v[first:last]]
     weight = torch.cat(parts).flatten(0, 1)
-    attention.qkv = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    attention.qkv.weight = nn.Parameter(weight, requires_grad=False)
+    attention.qkv = linear_of(weight)
     if attention.sinks is not None:
         own_sinks = attention.sinks[rank * each : (rank + 1) * each].clone()
         attention.sinks = nn.Parameter(own_sinks, requires_grad=False)
@@ -126,13 +125,35 @@ def take_heads(attention: Attention, rank: int, ranks: int) -> None:
     attention.kv_heads = len(kv_heads_of(kv_heads, rank, ranks))
 
 
-def cut(linear: nn.Linear, dim: int, rank: int, ranks: int) -> nn.Linear:
+def cut(linear: nn.Module, dim: int, rank: int, ranks: int) -> nn.Linear:
     """Part `rank` of `ranks` of the weight of `linear`: rows for `dim` 0, columns for 1."""
-    size = divides("rows" if dim == 0 else "columns", linear.weight.shape[dim], ranks)
-    weight = linear.weight.narrow(dim, rank * size, size).contiguous()
-    part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    part.weight = nn.Parameter(weight, requires_grad=False)
-    return part
+    weight = whole(linear).weight
+    size = divides("rows" if dim == 0 else "columns", weight.shape[dim], ranks)
+    weight = weight.narrow(dim, rank * size, size).contiguous()
+    return linear_of(weight)
+
+
+def linear_of(weight: Tensor) -> nn.Linear:
+    """A linear layer without bias that multiplies by `weight` `[out, in]`."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
+
+
+def layers_of(model: HybridTransformer) -> list[Layer]:
+    """The layers of `model`, by their type."""
+    return [layer for layer in model.layers if isinstance(layer, Layer)]
+
+
+def whole(linear: nn.Module) -> nn.Linear:
+    """`linear`, which nobody has cut.
+
+    Raises:
+        TypeError: it is no linear layer, or no longer.
+    """
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"a whole nn.Linear is wanted; got {type(linear).__name__}")
+    return linear
 
 
 def divides(what: str, count: int, ranks: int) -> int:

@@ -1,5 +1,7 @@
 """A rank that is lost: the others get an error in time, and every visible dump is whole."""
 
+import re
+
 from .launch import launch
 from .programs.lost_rank import CODE, LOST, whole_files
 
@@ -28,7 +30,7 @@ def test_a_rank_that_dies_in_a_forward_is_an_error_for_the_others(tmp_path):
     others, dumps = lose(tmp_path, 4, "exit", seconds=30)
     for got in others:
         assert got["seconds"] < 30 + 10
-        assert "Connection closed by peer" in got["error"] or "imed out" in got["error"]
+        assert re.search("(closed|reset) by peer", got["error"]), got["error"]
     assert whole_files(dumps) == (STAGES, [])
 
 

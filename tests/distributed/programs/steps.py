@@ -58,10 +58,10 @@ def marked(batch):
     return batch
 
 
-def run(forward, pool, pieces=None, prepare=lambda batch: batch):
+def run(forward, pool, pieces=None, prepare=lambda batch: batch, requests=None):
     """Logits of each step, on the CPU; `prepare` sees each batch ahead of its forward."""
     pieces = steps() if pieces is None else pieces
-    requests = [pool.open() for _ in range(3)]
+    requests = [pool.open() for _ in range(3)] if requests is None else requests
     logits = []
     with torch.no_grad():
         for step in pieces:
