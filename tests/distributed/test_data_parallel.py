@@ -11,7 +11,7 @@ LAYERS = 3
 SLIDING = ("swa",)  # Inductor compiles each kernel with a C++ compiler
 
 
-def check(results, layers=steps.CONFIG.layers):
+def check(results, layers=steps.CONFIG.layers, atol=1e-5):
     """Each rank's requests against the whole model on one process that knows no others."""
     for rank, got in enumerate(results):
         config = steps.HybridConfig(**{**vars(steps.CONFIG), "layers": layers})
@@ -22,8 +22,8 @@ def check(results, layers=steps.CONFIG.layers):
             for k_cache, v_cache in got["rows"]:
                 assert not k_cache[1:].any() and not v_cache[1:].any(), "an idle rank wrote rows"
         else:
-            close(got["logits"], wanted)
-            same_rows(got["rows"], steps.rows(pool))
+            close(got["logits"], wanted, 2 * atol)
+            same_rows(got["rows"], steps.rows(pool), atol)
 
 
 def test_four_ranks_agree_pad_run_and_trim_with_one_idle(tmp_path):

@@ -11,8 +11,8 @@ from transformers import (
     DynamicCache,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
 )
 
 from swa_compile.kv import LayerSpec
@@ -23,34 +23,37 @@ SIZES = {
     "vocab_size": 61,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "sliding_window": WINDOW,
 }
-KINDS = ("sliding_attention", "full_attention", "sliding_attention")
+# Mistral's configuration lists no kinds: with a window, every layer slides.
+SLIDES = {"gemma3": (True, False), "mistral": (True, True)}
 HEAD_DIM = 8
 
 
 def whole_model(family):
     """The model with seeded weights and transformers' eager attention."""
     if family == "gemma3":
-        config = Gemma3TextConfig(**SIZES, head_dim=HEAD_DIM, layer_types=list(KINDS))
+        kinds = ["sliding_attention", "full_attention"]
+        config = Gemma3TextConfig(**SIZES, head_dim=HEAD_DIM, layer_types=kinds)
         kind = Gemma3ForCausalLM
     else:
-        config = Qwen2Config(**SIZES, use_sliding_window=True, layer_types=list(KINDS))
-        kind = Qwen2ForCausalLM
+        config = MistralConfig(**SIZES, head_dim=HEAD_DIM)
+        kind = MistralForCausalLM
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     return kind(config).eval().requires_grad_(False)
 
 
-def specs(kv_heads):
-    windows = [WINDOW if kind == "sliding_attention" else None for kind in KINDS]
+def specs(family, kv_heads):
     return [
-        LayerSpec("swa" if window else "full", kv_heads, HEAD_DIM, window=window)
-        for window in windows
+        LayerSpec("swa", kv_heads, HEAD_DIM, window=WINDOW)
+        if slides
+        else LayerSpec("full", kv_heads, HEAD_DIM)
+        for slides in SLIDES[family]
     ]
 
 

@@ -16,8 +16,8 @@ def main(rank, families, dump_dir):
 
 
 def one(family, mesh, dump_dir):
-    specs = hf_families.specs(hf_families.SIZES["num_key_value_heads"] // mesh.size())
-    _, pool = steps.whole_model(specs, steps.HybridConfig(layers=("swa", "full", "swa")))
+    kv_heads = hf_families.SIZES["num_key_value_heads"] // mesh.size()
+    pool = steps.pool_of(hf_families.specs(family, kv_heads))
     forward = hf_families.OverThePool(hf_families.sharded(family, mesh), pool)
     torch._dynamo.reset()
     options = {"dump_dir": dump_dir, "strict": True}

@@ -20,18 +20,16 @@ PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [58, 9, 7], [2, 7, 1, 8, 2, 8])
 WIDTH = 32
 
 
-def whole_model(specs=None, config=CONFIG, device="cpu", page_size=1):
-    """The unsharded model in float32 with seeded weights, and a pool of `specs` (or its own)."""
-    specs = config.layer_specs() if specs is None else specs
-    pool = HybridKVPool(
-        specs,
-        max_tokens=120,
-        max_requests=4,
-        max_context=WIDTH * page_size,
-        swa_tokens=64,
-        page_size=page_size,
-        device=device,
+def pool_of(specs, device="cpu"):
+    """A pool whose SWA slots are handed out again while the steps run."""
+    return HybridKVPool(
+        specs, max_tokens=120, max_requests=4, max_context=WIDTH, swa_tokens=64, device=device
     )
+
+
+def whole_model(specs=None, config=CONFIG, device="cpu"):
+    """The unsharded model in float32 with seeded weights, and a pool of `specs` (or its own)."""
+    pool = pool_of(config.layer_specs() if specs is None else specs, device)
     torch.manual_seed(0)
     return HybridTransformer(config, pool).eval().requires_grad_(False).to(device), pool
 
