@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import runpy
+import shutil
 import signal
 import time
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -91,6 +93,19 @@ def launch(
         file = folder / f"rank-{rank}.pickle"
         results.append(None if code else pickle.loads(file.read_bytes()))
     return results
+
+
+def launch_once(tmp_path_factory: Any, program: str, ranks: int, **arguments: Any) -> list[Any]:
+    """`launch`, once for all tests of a module, also where two workers of pytest-xdist have them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{program}-{ranks}"
+    results = folder.with_suffix(".pickle")
+    with FileLock(folder.with_suffix(".lock")):
+        if not results.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            results.write_bytes(pickle.dumps(launch(program, ranks, folder, **arguments)))
+        return pickle.loads(results.read_bytes())
 
 
 def _wait(processes: list[Any], wanted: list[int], deadline: float) -> list[int]:

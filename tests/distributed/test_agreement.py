@@ -5,12 +5,12 @@ import pytest
 from swa_compile.distributed.identity import differences, identity, ranks_text
 from swa_compile.passes import GraphReport
 
-from .launch import launch
+from .launch import launch_once
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return launch("agreement", 4, tmp_path_factory.mktemp("agreement"))
+    return launch_once(tmp_path_factory, "agreement", 4)
 
 
 def each(results, kind, name):

@@ -7,7 +7,7 @@ import torch
 
 from swa_compile.models.context_parallel import split_context
 
-from .launch import launch
+from .launch import launch_once
 from .oracle import close, same_rows, whole_run
 from .programs import steps
 
@@ -16,8 +16,8 @@ RANKS = 4
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("context")
-    return launch("context_parallel", RANKS, folder, dump_dir=str(folder / "dumps"))
+    dumps = tmp_path_factory.mktemp("context")
+    return launch_once(tmp_path_factory, "context_parallel", RANKS, dump_dir=str(dumps))
 
 
 def test_every_rank_holds_the_rows_of_all_tokens(results):

@@ -4,7 +4,7 @@ import pytest
 
 from swa_compile.models.pipeline_parallel import stage_layers
 
-from .launch import launch
+from .launch import launch_once
 from .oracle import close, same_rows, whole_run
 
 LAYERS = ("swa", "swa", "full", "swa", "full")
@@ -13,7 +13,7 @@ STAGES = 4
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return launch("pipeline_parallel", STAGES, tmp_path_factory.mktemp("stages"), layers=LAYERS)
+    return launch_once(tmp_path_factory, "pipeline_parallel", STAGES, layers=LAYERS)
 
 
 def test_stages_write_the_rows_of_their_own_layers(results):

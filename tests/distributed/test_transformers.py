@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .launch import launch
+from .launch import launch_once
 from .oracle import close
 from .programs import steps
 
@@ -17,13 +17,9 @@ RANKS = 2
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("transformers")
-    return launch(
-        "hf_tensor_parallel",
-        RANKS,
-        folder,
-        families=FAMILIES,
-        dump_dir=str(folder / "dumps"),
+    dumps = str(tmp_path_factory.mktemp("transformers"))
+    return launch_once(
+        tmp_path_factory, "hf_tensor_parallel", RANKS, families=FAMILIES, dump_dir=dumps
     )
 
 

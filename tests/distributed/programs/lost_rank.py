@@ -47,7 +47,8 @@ class Falling(nn.Module):
 
 def main(rank, how, dump_dir, seconds):
     ranks, group = dist.get_world_size(), dist.group.WORLD
-    model, pool = steps.whole_model(shard_specs(steps.CONFIG.layer_specs(), ranks))
+    config = steps.HybridConfig(**{**vars(steps.CONFIG), "layers": ("full", "swa")})
+    model, pool = steps.whole_model(shard_specs(config.layer_specs(), ranks), config)
     shard(model, group)
     model.layers[1].up = Falling(model.layers[1].up)
     options = {"dump_dir": f"{dump_dir}/{rank}"}

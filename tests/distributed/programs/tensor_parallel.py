@@ -39,7 +39,7 @@ def main(
     cache_dir=None,
 ):
     if cache_dir:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache_dir}/{rank}"
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache_dir
     ranks, group = dist.get_world_size(), dist.group.WORLD
     config = steps.HybridConfig(**{**vars(steps.CONFIG), "kv_heads": kv_heads, "layers": layers})
     specs = shard_specs(config.layer_specs(), ranks)
