@@ -96,7 +96,7 @@ def launch(
 
 
 def launch_once(tmp_path_factory: Any, program: str, ranks: int, **arguments: Any) -> list[Any]:
-    """`launch`, once for all tests of a module, also where two workers of pytest-xdist have them."""
+    """`launch`, once for all tests of a module, also where pytest-xdist splits them."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{program}-{ranks}"
     results = folder.with_suffix(".pickle")

@@ -2,6 +2,8 @@
 
 import pytest
 
+import swa_compile
+from swa_compile.distributed import verify_ranks
 from swa_compile.distributed.identity import differences, identity, ranks_text
 from swa_compile.passes import GraphReport
 
@@ -91,6 +93,13 @@ def test_the_message_gives_each_value_with_its_ranks(results):
 def test_groups_that_are_alike_inside_may_differ(results):
     found = each(results, "identities", "half")
     assert found[0] == found[1] != found[2] == found[3]
+
+
+def test_the_package_takes_verify_ranks_from_below_only_when_asked():
+    assert "verify_ranks" in swa_compile.__all__ and "verify_ranks" not in vars(swa_compile)
+    assert swa_compile.verify_ranks is verify_ranks
+    with pytest.raises(AttributeError, match="verify_rank"):
+        swa_compile.verify_rank  # noqa: B018
 
 
 def test_ranks_are_written_as_ranges():
