@@ -94,8 +94,8 @@ class Layer(nn.Module):
         self.attention = Attention(config, spec, page_size)
         self.mlp_norm = nn.RMSNorm(config.d_model)
         hidden = config.mlp_ratio * config.d_model
-        self.up = nn.Linear(config.d_model, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.d_model, bias=False)
+        self.up: nn.Module = nn.Linear(config.d_model, hidden, bias=False)
+        self.down: nn.Module = nn.Linear(hidden, config.d_model, bias=False)
 
     def forward(self, x: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), batch, k_cache, v_cache)
@@ -115,17 +115,13 @@ class Attention(nn.Module):
         self.theta = config.swa_rope_theta if self.swa else config.rope_theta
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         self.qkv = nn.Linear(config.d_model, width, bias=False)
-        self.out = nn.Linear(self.heads * self.head_dim, config.d_model, bias=False)
+        self.out: nn.Module = nn.Linear(self.heads * self.head_dim, config.d_model, bias=False)
         self.q_norm = nn.RMSNorm(self.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim) if config.qk_norm else nn.Identity()
         self.sinks = nn.Parameter(torch.randn(self.heads)) if config.sinks else None
 
     def forward(self, x: Tensor, batch: ForwardBatch, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        sizes = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in self.qkv(x).split(sizes, dim=-1))
-        q = rope(self.q_norm(q), batch.positions, self.theta)
-        k = rope(self.k_norm(k), batch.positions, self.theta)
-
+        q, k, v = self.project(x, batch.positions)
         loc, page_table = batch.out_cache_loc, batch.page_table
         if self.swa:
             mapping = batch.full_to_swa_index_mapping
@@ -133,6 +129,20 @@ class Attention(nn.Module):
             page_table = translate_page_table(mapping, page_table, self.page_size).to(torch.int32)
 
         store_kv(k_cache, v_cache, k, v, loc)
+        return self.attend(q, k_cache, v_cache, page_table, batch)
+
+    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of `x` `[N, d_model]`, each `[N, heads, head_dim]`."""
+        sizes = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in self.qkv(x).split(sizes, dim=-1))
+        q = rope(self.q_norm(q), positions, self.theta)
+        k = rope(self.k_norm(k), positions, self.theta)
+        return q, k, v
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        """`[N, d_model]`: the queries over the cached keys that `page_table` names."""
         attended = paged_attention(
             q,
             k_cache,
@@ -145,7 +155,8 @@ class Attention(nn.Module):
             softcap=self.softcap,
             sinks=self.sinks,
         )
-        return self.out(attended.flatten(1))
+        out: Tensor = self.out(attended.flatten(1))
+        return out
 
 
 def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:

@@ -91,6 +91,10 @@ TESTS = {
         "scenarios/test_refusals.py::"
         "test_the_error_of_an_untranslated_store_says_which_store_it_is_and_where",
     ],
+    "A13": [
+        "distributed/test_context_parallel.py::"
+        "test_local_locations_are_never_merged_with_the_global_ones",
+    ],
     "B03": [
         "scenarios/test_caches.py::test_a_row_past_2_to_the_31_bytes_is_written_at_its_place",
         "ops/test_kernels.py::test_store_offsets_have_64_bits",
@@ -112,6 +116,9 @@ TESTS = {
     ],
     "B16": [
         "gpu/test_swa_on_gpu.py::test_steady_state_never_synchronizes",
+    ],
+    "B18": [
+        "distributed/test_pipeline_parallel.py::test_stages_write_the_rows_of_their_own_layers",
     ],
     "B22": [
         "passes/test_stores.py::test_inductor_copies_no_cache_and_writes_the_same_rows",
@@ -152,10 +159,19 @@ TESTS = {
         "scenarios/test_refusals.py::test_an_error_of_a_pass_names_the_cache_and_the_switch",
         "scenarios/test_refusals.py::test_an_error_of_a_pass_names_the_pass_and_the_shape",
     ],
+    "B56": [
+        "distributed/test_agreement.py::"
+        "test_ranks_of_unlike_sizes_agree_on_the_least_bucket_that_holds_all",
+        "distributed/test_data_parallel.py::test_four_ranks_agree_pad_run_and_trim_with_one_idle",
+    ],
     "B57": [
+        "distributed/test_data_parallel.py::"
+        "test_a_rank_with_a_warm_compile_cache_and_one_without_do_not_hang",
         "scenarios/test_other_ops.py::test_no_collective_runs_while_a_forward_compiles",
     ],
     "B58": [
+        "distributed/test_tensor_parallel.py::"
+        "test_functional_collectives_on_four_ranks_keep_rows_and_order",
         "passes/test_collectives.py::"
         "test_every_collective_is_kept_in_order_even_if_nobody_reads_it",
     ],
@@ -173,7 +189,6 @@ REASONS = {
     "B43": _CUT,
     "B44": _REPLAY,
     "B52": _REPLAY,
-    "B56": _REPLAY,
 }
 
 
