@@ -113,6 +113,17 @@ def test_where_a_process_got_or_put_something_is_no_difference():
     assert identity([one], {"dump_dir": "/a"}) == identity([other], {"dump_dir": "/b"})
 
 
+def test_graphs_with_unlike_collectives_differ():
+    """They would hang, or reduce what the others gather."""
+    one, other = (
+        identity([GraphReport(collectives=["all_reduce(sum)", second])])
+        for second in ("all_reduce(max)", "all_gather_into_tensor(2)")
+    )
+    found = differences({0: one, 1: other, 2: one})
+    assert list(found) == ["graph 0.collectives[1]"]
+    assert sorted(found["graph 0.collectives[1]"].values()) == [[0, 2], [1]]
+
+
 def test_a_field_that_one_rank_lacks_is_a_difference():
     assert differences({0: {"a": "1"}, 1: {"a": "1", "b": "2"}, 5: {"a": "1"}}) == {
         "b": {"nothing": [0, 5], "2": [1]}
