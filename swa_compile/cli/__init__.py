@@ -10,10 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from swa_compile.cli import bench, demo, doctor, explain
+from swa_compile.cli import bench, demo, doctor, explain, generate
 from swa_compile.cli.errors import CheckFailed, UsageError
 
-_COMMANDS = (demo, explain, bench, doctor)
+_COMMANDS = (demo, generate, explain, bench, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,6 +20,10 @@ NAME = "swa_compile"
 KEYWORD = "swa_attend"
 
 
+class NotAttended(RuntimeError):
+    """An attention layer was called by something else than the bridge."""
+
+
 class Attend(Protocol):
     """What computes the attention of a forward."""
 
@@ -72,10 +76,10 @@ def attention_function(
     """What transformers calls in each layer; `[1, N, H_q, D_v]`, and no attention weights.
 
     Raises:
-        RuntimeError: the model was not called by the bridge.
+        NotAttended: the model was not called by the bridge.
     """
     if swa_attend is None:
-        raise RuntimeError(
+        raise NotAttended(
             f"the attention implementation '{NAME}' works on a KV pool: run the model through "
             "swa_compile.hf, or set another implementation"
         )

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from swa_compile.hf.attention import KEYWORD, PagedAttention
+from swa_compile.hf.errors import naming
 from swa_compile.hf.families import FAMILIES
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.hf.probe import refuse_other_paths
 from swa_compile.hf.reading import read_layers
 from swa_compile.hf.refusals import refuse
-from swa_compile.hf.registration import attached, register
+from swa_compile.hf.registration import attached, configurations, register
 from swa_compile.hf.self_check import compare_with_eager
 from swa_compile.kv import ForwardBatch, HybridKVPool, LayerSpec
 from swa_compile.sizes import mark_sizes
@@ -29,6 +30,7 @@ class Bridge:
 
     Attributes:
         layers: its attention layers, in order.
+        configs: the configurations that name its attention.
         specs: the caches that a pool for it has: layers that share a cache have one.
 
     Raises:
@@ -37,17 +39,19 @@ class Bridge:
     """
 
     def __init__(self, model: Any) -> None:
-        refuse(model)
-        register()
         self.model = model
-        self.layers: tuple[AttentionLayer, ...]
-        self.layers, self.dtype = read_layers(model)
-        self.specs: list[LayerSpec] = [layer.spec for layer in self.layers if layer.stores]
-        config = model.config.get_text_config()
-        if config.model_type not in FAMILIES:
-            longest = getattr(config, "max_position_embeddings", None) or 1024
-            refuse_other_paths(model, longest - 1)
-            compare_with_eager(self)
+        with naming(model):
+            refuse(model)
+            register()
+            self.configs = configurations(model)
+            self.layers: tuple[AttentionLayer, ...]
+            self.layers, self.dtype = read_layers(model)
+            self.specs: list[LayerSpec] = [layer.spec for layer in self.layers if layer.stores]
+            config = model.config.get_text_config()
+            if config.model_type not in FAMILIES:
+                longest = getattr(config, "max_position_embeddings", None) or 1024
+                refuse_other_paths(model, longest - 1)
+                compare_with_eager(self)
 
     def make_pool(self, **sizes: Any) -> HybridKVPool:
         """A pool for this model, on its device; `sizes` are those of `HybridKVPool`."""
@@ -56,7 +60,7 @@ class Bridge:
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, pool: HybridKVPool) -> Tensor:
         """Logits `[B, vocab]` of the last token of each request, without the compiler."""
-        with attached(self.model):
+        with attached(self.configs):
             return last_logits(self.model, self.layers, pool, batch)
 
 
@@ -98,7 +102,7 @@ class Forward:
         bridge = self.bridge
         if self.compiled:
             mark_sizes(batch)
-        with attached(bridge.model):
+        with attached(bridge.configs):
             logits: Tensor = self._call(bridge.model, bridge.layers, self.pool, batch)
         return logits
 

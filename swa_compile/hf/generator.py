@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class HybridGenerator:
     Attributes:
         reports: a `GraphReport` of every graph that was compiled.
         pool: the `HybridKVPool`.
+        width: columns of every batch's page table.
+        forward: what runs a batch, a `Forward`; what captures graphs may be put around it.
 
     Raises:
         UnsupportedModel: (a ValueError) the model cannot run over a pool, and why.
@@ -76,9 +78,9 @@ class HybridGenerator:
         )
         self.reports: list[GraphReport] = []
         self.chunk = self._chunk(chunk)
-        self._forward = Forward(self.bridge, self.pool, backend, options)
+        self.forward = Forward(self.bridge, self.pool, backend, options)
         # Of every batch, so that its shape does not change with the lengths of the requests.
-        self._width = -(-self.pool.max_context // page_size)
+        self.width = -(-self.pool.max_context // page_size)
         self._running = False
 
     def generate(
@@ -176,8 +178,9 @@ class HybridGenerator:
         try:
             while pieces := scheduler.pieces():
                 rows = [(sequence.row, ids) for sequence, ids in pieces]
-                batch = self.pool.batch(rows, width=self._width)  # type: ignore[arg-type]
-                logits = self._collected(batch)
+                batch = self.pool.batch(rows, width=self.width)  # type: ignore[arg-type]
+                with self.collecting():
+                    logits = self.forward(batch)
                 for row, (sequence, ids) in enumerate(pieces):
                     sequence.sent += len(ids)
                     if sequence.waits_for_token:
@@ -186,12 +189,12 @@ class HybridGenerator:
             scheduler.clear()
             self._running = False
 
-    def _collected(self, batch: Any) -> Tensor:
-        with ExitStack() as stack:
-            reports = stack.enter_context(collect()) if self._forward.compiled else []
-            logits = self._forward(batch)
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """What is compiled inside is added to `reports`."""
+        with collect() as reports:
+            yield
         self.reports += reports
-        return logits
 
     # ---- arguments --------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swa_compile.hf.attention import KEYWORD, Call
+from swa_compile.hf.attention import KEYWORD, Call, NotAttended
 from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.masks import Form, FormRecorder
-from swa_compile.hf.registration import attached, measuring
+from swa_compile.hf.registration import attached, configurations, measuring
 
 # Relative difference of a query, key or value that other sizes of the same matrix products explain.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -60,8 +60,19 @@ def measured_calls(model: Any, horizon: int) -> dict[int, Seen]:
     """The attention calls of a forward of two tokens, by layer, with the forms of their masks."""
     recorder = FormRecorder(horizon)
     attend = SelfOnly(recorder)
-    with measuring(model, recorder):
-        _run(model, attend, [3, 5], [0, 1])
+    try:
+        with measuring(configurations(model), recorder):
+            _run(model, attend, [3, 5], [0, 1])
+    except UnsupportedModel:
+        raise
+    except NotAttended as error:
+        raise UnsupportedModel(
+            "it does not hand its keyword arguments on to its attention layers"
+        ) from error
+    except Exception as error:
+        raise UnsupportedModel(
+            f"a forward of two tokens through it failed: {type(error).__name__}: {error}"
+        ) from error
     return attend.seen
 
 
@@ -97,7 +108,7 @@ def refuse_other_paths(model: Any, last_position: int) -> None:
 def _trace(model: Any, tokens: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
     """Queries, keys and values of each layer and the logits, tokens first."""
     attend = SelfOnly()
-    with attached(model):
+    with attached(configurations(model)):
         logits = _run(model, attend, [i for i, _ in tokens], [p for _, p in tokens])
     values = {}
     for layer, seen in attend.seen.items():

@@ -13,8 +13,8 @@ _WHAT = {
     "linear_attention": "linear attention keeps a recurrent state",
     "compressed_sparse_attention": "its compressor appends keys inside the layer",
     "heavily_compressed_attention": "its compressor appends keys inside the layer",
-    "hybrid": "a convolution mixes tokens ahead of the attention",
-    "hybrid_sliding": "a convolution mixes tokens ahead of the attention",
+    "hybrid": "a convolution or a state-space part mixes tokens beside the attention",
+    "hybrid_sliding": "a convolution mixes tokens beside the attention",
     "mamba": "a state-space layer keeps a recurrent state",
     "conv": "a convolution keeps the last tokens",
 }
@@ -25,7 +25,7 @@ def refuse(model: Any) -> None:
 
     Raises:
         TypeError: `model` is no transformers model.
-        UnsupportedModel: naming the family, the feature and the reason.
+        UnsupportedModel: with the feature and what is wrong with it.
     """
     for part in ("config", "generation_config", "set_attn_implementation", "get_output_embeddings"):
         if not hasattr(model, part):
@@ -35,7 +35,7 @@ def refuse(model: Any) -> None:
             )
     reason = _reason(model, model.config.get_text_config())
     if reason is not None:
-        raise UnsupportedModel(f"{model.config.model_type} ({type(model).__name__}): {reason}")
+        raise UnsupportedModel(reason)
 
 
 def _reason(model: Any, config: Any) -> str | None:

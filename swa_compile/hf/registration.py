@@ -6,7 +6,7 @@ entered once, under names that nobody else uses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,25 +25,25 @@ def register() -> None:
     AttentionInterface.register(MEASURING, attention_function)
 
 
-@contextmanager
-def attached(model: Any, name: str = NAME) -> Iterator[None]:
-    """The model attends through `swa_compile` inside the block, and as before after it.
-
-    All that changes is the name of the attention implementation in its configurations.
-    """
-    configs = [model.config]
-    for config in configs:
-        for key in config.sub_configs:
-            sub = getattr(config, key, None)
-            if sub is not None:
-                configs.append(sub)
+def configurations(model: Any) -> list[Any]:
+    """The configurations that name an attention implementation: the model's and its parts'."""
+    found = [model.config]
+    for config in found:
+        found += [c for name in config.sub_configs if (c := getattr(config, name, None))]
     # Modules may hold configurations of their own (copies, say).
     for module in model.modules():
         config = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation_internal") and not any(
-            config is known for known in configs
-        ):
-            configs.append(config)
+        if hasattr(config, "_attn_implementation_internal"):
+            found.append(config)
+    return list({id(config): config for config in found}.values())
+
+
+@contextmanager
+def attached(configs: Sequence[Any], name: str = NAME) -> Iterator[None]:
+    """The model with `configs` attends through `name` inside the block, and as before after it.
+
+    Nothing else of the model is touched.
+    """
     before = [config._attn_implementation_internal for config in configs]
     for config in configs:
         config._attn_implementation_internal = name
@@ -55,13 +55,13 @@ def attached(model: Any, name: str = NAME) -> Iterator[None]:
 
 
 @contextmanager
-def measuring(model: Any, recorder: FormRecorder) -> Iterator[None]:
+def measuring(configs: Sequence[Any], recorder: FormRecorder) -> Iterator[None]:
     """Inside the block the model runs with `recorder` for its mask function."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
     AttentionMaskInterface.register(MEASURING, recorder)
     try:
-        with attached(model, MEASURING):
+        with attached(configs, MEASURING):
             yield
     finally:
         ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(MEASURING, None)
