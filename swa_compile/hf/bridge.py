@@ -92,7 +92,7 @@ class Forward:
             # Dynamo keeps compiled code by code object and gives up after a few: each forward
             # has a code object of its own. Sizes are marked, and nothing else is dynamic: what
             # another forward was called with is no reason to make a pool's size symbolic.
-            own = FunctionType(last_logits.__code__.replace(), last_logits.__globals__)
+            own = FunctionType(_last_logits.__code__.replace(), _last_logits.__globals__)
             self._call = torch.compile(
                 own, backend=backend, options=options, fullgraph=True, dynamic=False
             )
@@ -101,10 +101,24 @@ class Forward:
     def __call__(self, batch: ForwardBatch) -> Tensor:
         bridge = self.bridge
         if self.compiled:
+            tokens, requests = len(batch.input_ids), len(batch.seq_lens)
+            batch = batch.pad(max(tokens, _LEAST_TOKENS), requests)
             mark_sizes(batch)
         with attached(bridge.configs):
             logits: Tensor = self._call(bridge.model, bridge.layers, self.pool, batch)
         return logits
+
+
+# One graph serves all numbers of tokens, so nothing is known of them. Some models (DeepSeek V4) ask
+# whether there are none, or one: with a token of padding in batches of one the answer is no.
+_LEAST_TOKENS = 2
+
+
+def _last_logits(
+    model: Any, layers: tuple[AttentionLayer, ...], pool: HybridKVPool, batch: ForwardBatch
+) -> Tensor:
+    torch._check(batch.input_ids.shape[0] >= _LEAST_TOKENS)
+    return last_logits(model, layers, pool, batch)
 
 
 def last_logits(
