@@ -48,15 +48,16 @@ class Checkpoint:
         notices = []
         try:
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            auto = transformers.AutoModelForCausalLM
+            if type(config) not in auto._model_mapping:  # language models that come with vision
+                auto = transformers.AutoModelForImageTextToText
             if place.is_dir() and any(any(folder.glob(name)) for name in _WEIGHTS):
-                model = transformers.AutoModelForCausalLM.from_pretrained(
-                    path, dtype=kind, local_files_only=True
-                )
+                model = auto.from_pretrained(path, dtype=kind, local_files_only=True)
             else:
                 notices.append(f"NO WEIGHTS in {path}: they are RANDOM, and so is what follows")
                 torch.manual_seed(seed)
                 chosen = {} if kind == "auto" else {"dtype": kind}
-                model = transformers.AutoModelForCausalLM.from_config(config, **chosen)
+                model = auto.from_config(config, **chosen)
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(f"cannot load '{path}': {_first_line(error)}") from error
         tokenizer = None

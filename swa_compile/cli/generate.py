@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> None:
             checkpoint.model,
             max_tokens=args.max_tokens or sum(lengths),
             max_requests=args.max_requests or len(prompts),
+            max_context=max(lengths),
             page_size=args.page_size,
             backend=args.backend,
         )

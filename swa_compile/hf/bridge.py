@@ -10,7 +10,7 @@ from torch import Tensor
 
 from swa_compile.hf.attention import KEYWORD, PagedAttention
 from swa_compile.hf.errors import naming
-from swa_compile.hf.families import FAMILIES
+from swa_compile.hf.families import is_tested
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.hf.probe import refuse_other_paths
 from swa_compile.hf.reading import read_layers
@@ -18,7 +18,6 @@ from swa_compile.hf.refusals import refuse
 from swa_compile.hf.registration import attached, configurations, register
 from swa_compile.hf.self_check import compare_with_eager
 from swa_compile.kv import ForwardBatch, HybridKVPool, LayerSpec
-from swa_compile.sizes import mark_sizes
 
 
 class Bridge:
@@ -47,8 +46,8 @@ class Bridge:
             self.layers: tuple[AttentionLayer, ...]
             self.layers, self.dtype = read_layers(model)
             self.specs: list[LayerSpec] = [layer.spec for layer in self.layers if layer.stores]
-            config = model.config.get_text_config()
-            if config.model_type not in FAMILIES:
+            if not is_tested(model):
+                config = model.config.get_text_config()
                 longest = getattr(config, "max_position_embeddings", None) or 1024
                 refuse_other_paths(model, longest - 1)
                 compare_with_eager(self)
@@ -92,7 +91,7 @@ class Forward:
             # Dynamo keeps compiled code by code object and gives up after a few: each forward
             # has a code object of its own. Sizes are marked, and nothing else is dynamic: what
             # another forward was called with is no reason to make a pool's size symbolic.
-            own = FunctionType(_last_logits.__code__.replace(), _last_logits.__globals__)
+            own = FunctionType(last_logits.__code__.replace(), last_logits.__globals__)
             self._call = torch.compile(
                 own, backend=backend, options=options, fullgraph=True, dynamic=False
             )
@@ -100,25 +99,28 @@ class Forward:
     @torch.no_grad()
     def __call__(self, batch: ForwardBatch) -> Tensor:
         bridge = self.bridge
+        requests = len(batch.seq_lens)
         if self.compiled:
-            tokens, requests = len(batch.input_ids), len(batch.seq_lens)
-            batch = batch.pad(max(tokens, _LEAST_TOKENS), requests)
-            mark_sizes(batch)
+            batch = batch.pad(max(len(batch.input_ids), _LEAST), max(requests, _LEAST))
+            _mark_dynamic(batch)
         with attached(bridge.configs):
             logits: Tensor = self._call(bridge.model, bridge.layers, self.pool, batch)
-        return logits
+        return logits[:requests]
 
 
-# One graph serves all numbers of tokens, so nothing is known of them. Some models (DeepSeek V4) ask
-# whether there are none, or one: with a token of padding in batches of one the answer is no.
-_LEAST_TOKENS = 2
+# Sizes of 0 and 1 are compiled apart from others, so smaller batches are padded.
+_LEAST = 2
 
 
-def _last_logits(
-    model: Any, layers: tuple[AttentionLayer, ...], pool: HybridKVPool, batch: ForwardBatch
-) -> Tensor:
-    torch._check(batch.input_ids.shape[0] >= _LEAST_TOKENS)
-    return last_logits(model, layers, pool, batch)
+def _mark_dynamic(batch: ForwardBatch) -> None:
+    """One graph serves every number of tokens and requests from `_LEAST` on.
+
+    With `swa_compile.mark_sizes` nothing at all would be known of the sizes, which some models do
+    not compile with (DeepSeek V4's reshapes, Gemma 3n's products in Inductor).
+    """
+    for name, tensor in vars(batch).items():
+        if name != "full_to_swa_index_mapping":
+            torch._dynamo.mark_dynamic(tensor, 0)
 
 
 def last_logits(

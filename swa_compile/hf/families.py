@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-# `model_type` of the text config. A family that is not named here is accepted if it agrees with
-# its own eager attention on a short sequence; see `self_check`.
+from typing import Any
+
+# `model_type` of a model's configuration. A family that is not named here is accepted if it agrees
+# with its own eager attention on a short sequence; see `self_check`.
 FAMILIES = frozenset(
     {
         "afmoe",
@@ -30,7 +32,7 @@ FAMILIES = frozenset(
         "mistral",
         "mixtral",
         "modernbert-decoder",
-        "muse_glimmer_text",
+        "muse_glimmer",
         "olmo3",
         "phi3",
         "phimoe",
@@ -40,7 +42,13 @@ FAMILIES = frozenset(
         "qwen3_moe",
         "smollm3",
         "starcoder2",
-        "step3p5",
+        "step3p7",
         "vaultgemma",
     }
 )
+
+
+def is_tested(model: Any) -> bool:
+    """Whether `model` is transformers' own class of one of the families."""
+    own = type(model).__module__.startswith("transformers.models.")
+    return own and model.config.model_type in FAMILIES

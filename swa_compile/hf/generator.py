@@ -39,6 +39,8 @@ class HybridGenerator:
         model: in eval mode.
         max_tokens: capacity of the full pool, in tokens over all requests.
         max_requests: requests that run at once; the others wait.
+        max_context: tokens that one request can have; default `max_tokens`. It is the width of
+            every page table, so a tight one is faster.
         page_size: tokens per page.
         swa_tokens: capacity of the sliding-window pool; by default enough for `max_requests`.
         backend: "swa", "swa_eager" or any other of torch.compile; None or "eager" compiles nothing.
@@ -67,12 +69,14 @@ class HybridGenerator:
         swa_tokens: int | None = None,
         backend: Any = "swa",
         options: dict[str, Any] | None = None,
+        max_context: int | None = None,
         chunk: int | None = None,
     ) -> None:
         self.bridge = Bridge(model)
         self.pool = self.bridge.make_pool(
             max_tokens=max_tokens,
             max_requests=max_requests,
+            max_context=max_context,
             page_size=page_size,
             swa_tokens=swa_tokens,
         )

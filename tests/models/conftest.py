@@ -1,8 +1,21 @@
 """The table of families and checks: `pytest tests/models --model-table`."""
 
+from importlib.util import find_spec
+
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed (the extra [hf])")
+
+class WithoutTransformers(pytest.Module):
+    """A test module that says why it cannot be imported."""
+
+    def collect(self):
+        pytest.skip("transformers is not installed (the extra [hf])")
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if find_spec("transformers") is None:
+        return WithoutTransformers.from_parent(parent, path=module_path)
+    return None
 
 
 def pytest_addoption(parser):
@@ -25,7 +38,7 @@ def _one_thread():
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    if not config.getoption("--model-table"):
+    if not config.getoption("--model-table", default=False):
         return
     rows = {}
     for outcome in ("passed", "failed"):

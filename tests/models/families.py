@@ -26,7 +26,7 @@ MOE = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 DENSE = {"mlp_layer_types": ["dense"] * 4}
 SPARSE = {"mlp_layer_types": ["dense"] + ["sparse"] * 3}
 
-# `model_type` of the text config -> what differs from COMMON.
+# `model_type` -> what differs from COMMON.
 CONFIGS = {
     "afmoe": {**ALTERNATING, **MOE, "num_experts": 4, "num_dense_layers": 1},
     "cohere2": ALTERNATING,
@@ -112,7 +112,7 @@ CONFIGS = {
         "cls_token_id": 1,
         "sep_token_id": 2,
     },
-    "muse_glimmer_text": ALTERNATING,
+    "muse_glimmer": ALTERNATING,
     "olmo3": ALTERNATING,
     "phi3": {},
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -128,12 +128,12 @@ CONFIGS = {
     "qwen3_moe": {**MOE, "use_sliding_window": True, "num_experts": 4},
     "smollm3": {**ALTERNATING, "use_sliding_window": True, "no_rope_layers": [1, 0, 1, 1]},
     "starcoder2": {},
-    "step3p5": {**ALTERNATING, **DENSE, "num_sliding_attention_heads": 6},
+    "step3p7": {**ALTERNATING, **DENSE, "num_sliding_attention_heads": 6},
     "vaultgemma": {**ALTERNATING, "query_pre_attn_scalar": 16},
 }
 
-# Text configs that no causal language model takes alone: the model around them.
-WRAPPED = {"muse_glimmer_text": "muse_glimmer", "step3p5": "step3p7"}
+# Language models that come only with a vision part, which is not used here.
+WITH_VISION = ("muse_glimmer", "step3p7")
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -147,9 +147,9 @@ def build(family, dtype=torch.float32, **changes):
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     settings = copy.deepcopy({**COMMON, **CONFIGS.get(family, {}), **changes})
-    if family in WRAPPED:
+    if family in WITH_VISION:
         config = AutoConfig.for_model(
-            WRAPPED[family], text_config=settings, vision_config=VISION, image_token_id=VOCAB - 1
+            family, text_config=settings, vision_config=VISION, image_token_id=VOCAB - 1
         )
         maker = AutoModelForImageTextToText
     else:

@@ -30,7 +30,7 @@ def fresh(model, backend, **sizes):
 
 def compare(family, backend, record, **sizes):
     model = families.build(family)
-    assert model.config.get_text_config().model_type == family
+    assert model.config.model_type == family
     generator = fresh(model, backend, **sizes)
     expected = [layer.spec.kind == "swa" for layer in generator.bridge.layers]
     assert any(expected)

@@ -46,7 +46,7 @@ BY_CONFIG = [
         "'longrope' is chosen by the longest request",
     ),
     (
-        "step3p5",
+        "step3p7",
         {
             "mlp_layer_types": ["dense", "sparse"] * 2,
             "n_routed_experts": 4,
