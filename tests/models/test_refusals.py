@@ -131,6 +131,22 @@ def test_an_unknown_family_is_accepted_if_it_agrees_with_its_own_attention(famil
         assert float((logits - want).abs().max() / want.abs().max()) < 1e-4
 
 
+def test_a_class_that_only_bears_a_known_name_is_no_known_family():
+    """Code that came with a checkpoint may call itself what it likes."""
+    model = families.build("mistral")
+    checked = []
+
+    class Mistral(type(model)):
+        def forward(self, *args, **kwargs):
+            checked.append(self.config._attn_implementation)
+            return super().forward(*args, **kwargs)
+
+    HybridGenerator(model, **SIZES)
+    model.__class__ = Mistral
+    HybridGenerator(model, **SIZES)
+    assert "eager" in checked  # the self-check asks the model's own attention
+
+
 def changed_llama(attention):
     """A Llama whose attention layers compute `attention(self, original, hidden_states, ...)`."""
     model = families.build("llama")
