@@ -64,5 +64,5 @@ $(VENV)/runtime.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 
 $(VENV)/tools.stamp: $(VENV)/runtime.stamp
 	@echo "Installing the test and lint tools into $(VENV)"
-	@$(PIP) --no-build-isolation --editable '.[test,dev]'
+	@$(PIP) --no-build-isolation --editable '.[test,dev,hf]'
 	@touch $@

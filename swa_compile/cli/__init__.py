@@ -10,10 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from swa_compile.cli import bench, demo, diff, doctor, explain, view
+from swa_compile.cli import bench, demo, diff, doctor, explain, generate, view
 from swa_compile.cli.errors import CheckFailed, UsageError
 
-_COMMANDS = (demo, explain, view, diff, bench, doctor)
+_COMMANDS = (demo, generate, explain, view, diff, bench, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -62,7 +62,7 @@ def _holds_what_it_needs(pool: HybridKVPool, row: int, state: Request) -> None:
             f"request {row} has {len(state.full_pages)} full and {len(state.swa_pages)} SWA pages "
             f"for {state.length} tokens of which {state.evicted} pages are evicted"
         )
-    visible = 0 if pool.window is None else max(0, state.length - pool.window + 1)
+    visible = 0 if pool.window is None else pool.first_seen(state.length)
     if state.evicted * size > visible:
         raise PoolCorrupt(f"request {row} lost position {visible}, which its next query sees")
 

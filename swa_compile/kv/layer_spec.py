@@ -16,6 +16,8 @@ class LayerSpec:
         v_dim: head dimension of V; None for that of K.
         window: keys that a query sees, itself included (Hugging Face's `sliding_window`); for
             "swa" layers, and None for "full" ones.
+        chunked: for "swa" layers: the context is cut into chunks of `window` tokens, and a query
+            sees its chunk up to itself (Llama 4's `attention_chunk_size`).
 
     Raises:
         ValueError: naming the field, what came and what was wanted.
@@ -26,6 +28,7 @@ class LayerSpec:
     k_dim: int
     v_dim: int | None = None
     window: int | None = None
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("full", "swa"):
@@ -42,6 +45,16 @@ class LayerSpec:
             raise ValueError(
                 f"LayerSpec.window is None for a layer of kind 'full'; got {self.window!r}"
             )
+        elif self.chunked:
+            raise ValueError("LayerSpec.chunked is False for a layer of kind 'full'; got True")
+
+    def first_seen(self, position: int) -> int:
+        """The first position whose key a query at `position` sees."""
+        if self.window is None:
+            return 0
+        if self.chunked:
+            return position - position % self.window
+        return max(0, position - self.window + 1)
 
     def row_bytes(self, itemsize: int) -> int:
         """Bytes that one token takes in this layer, K and V together."""

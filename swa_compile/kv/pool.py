@@ -37,7 +37,8 @@ class HybridKVPool(nn.Module):
         dtype, device: of the caches.
 
     Raises:
-        ValueError: for a size below 1, more full slots than int32 can name, or no layers.
+        ValueError: for a size below 1, more full slots than int32 can name, no layers, or chunks
+            that are no whole number of pages.
     """
 
     full_to_swa_index_mapping: Tensor  # int64 [full_tokens + page_size + 1], -1 last
@@ -75,6 +76,14 @@ class HybridKVPool(nn.Module):
         self.max_context = max_context
         windows = [spec.window for spec in self.layers if spec.window is not None]
         self.window = max(windows, default=None)
+        self._swa_specs = {spec for spec in self.layers if spec.kind == "swa"}
+        self._chunks = [s.window for s in self._swa_specs if s.window is not None and s.chunked]
+        for chunk in self._chunks:
+            if chunk % page_size:
+                raise ValueError(
+                    f"HybridKVPool: chunks of {chunk} tokens are no whole number of pages of "
+                    f"{page_size}"
+                )
 
         full_pages = -(-max_tokens // page_size)
         if (full_pages + 1) * page_size > 2**31:
@@ -131,6 +140,22 @@ class HybridKVPool(nn.Module):
             return 0
         return -(-(self.window - 1 + extend) // self.page_size) + 1
 
+    def first_seen(self, position: int) -> int:
+        """The first position whose SWA slot a query at `position` reads in some layer."""
+        return min((spec.first_seen(position) for spec in self._swa_specs), default=position)
+
+    def piece_bound(self, request: int) -> int | None:
+        """Most tokens by which `request` can be extended in one batch, by its chunked layers.
+
+        All new tokens of a request see the same chunk, so a batch ends at the chunk's end. None
+        where no layer is chunked.
+
+        Raises:
+            KeyError: there is no such request.
+        """
+        length = self._request(request).length
+        return min((chunk - length % chunk for chunk in self._chunks), default=None)
+
     def nbytes(self) -> dict[str, int]:
         """Bytes of the caches: {"full": ..., "swa": ...}."""
         total = {"full": 0, "swa": 0}
@@ -143,6 +168,11 @@ class HybridKVPool(nn.Module):
         itemsize = self.k_cache(0).itemsize
         rows = self.full_tokens + self.page_size
         return sum(spec.row_bytes(itemsize) for spec in self.layers) * rows
+
+    def full_only_tokens(self) -> int:
+        """Tokens that a pool of the same bytes would hold if every layer kept every token."""
+        row = sum(spec.row_bytes(self.k_cache(0).itemsize) for spec in self.layers)
+        return max(0, sum(self.nbytes().values()) // row - self.page_size)
 
     # ---- caches -----------------------------------------------------------------------------
 
@@ -240,9 +270,9 @@ class HybridKVPool(nn.Module):
 
         Raises:
             OutOfSlots: as `extend`.
-            ValueError: a request stands twice, `width` or `pad_to` is too small, or an id is not
-                in int64. TypeError: an id, `width` or `pad_to` is no integer. KeyError: unknown
-                request.
+            ValueError: a request stands twice, `width` or `pad_to` is too small, a piece passes a
+                chunk's end (see `piece_bound`), or an id is not in int64. TypeError: an id, `width`
+                or `pad_to` is no integer. KeyError: unknown request.
             Nothing was changed then.
         """
         items = list(pieces.items()) if isinstance(pieces, Mapping) else list(pieces)
@@ -250,6 +280,13 @@ class HybridKVPool(nn.Module):
         if len(counts) != len(items):
             raise ValueError("a request stands twice in one batch")
         lengths = {request: self._request(request).length + n for request, n in counts.items()}
+        for request, n in counts.items():
+            bound = self.piece_bound(request)
+            if bound is not None and n > bound:
+                raise ValueError(
+                    f"request {request} is {bound} tokens ahead of the end of a chunk and cannot "
+                    f"be extended by {n} in one batch"
+                )
         width = self._table_width(lengths.values(), width)
         # All that can fail comes before the pool changes. `torch.tensor` would truncate floats.
         input_ids = self._tensor([index(i) for _, ids in items for i in ids], torch.int64)
@@ -363,7 +400,7 @@ class HybridKVPool(nn.Module):
                 )
             wanted += state.pages_for(tokens, self.page_size)
             if evict and self.window is not None:
-                freed += state.evictable(self.window, self.page_size)
+                freed += state.evictable(self.first_seen(state.length), self.page_size)
         for pool, has in ((self._full, self._full.free), (self._swa, self._swa.free + freed)):
             if pool is self._swa and self.window is None:
                 continue
@@ -378,7 +415,7 @@ class HybridKVPool(nn.Module):
             return 0
         full_pages: list[int] = []
         for state in states.values():
-            count = state.evictable(self.window, self.page_size)
+            count = state.evictable(self.first_seen(state.length), self.page_size)
             self._swa.give(state.swa_pages[:count])
             del state.swa_pages[:count]
             full_pages += state.full_pages[state.evicted : state.evicted + count]

@@ -25,12 +25,13 @@ class Request:
         """How many further pages `more` tokens need."""
         return -(-(self.length + more) // page_size) - len(self.full_pages)
 
-    def evictable(self, window: int, page_size: int) -> int:
+    def evictable(self, first_seen: int, page_size: int) -> int:
         """How many further leading pages no query can see any more.
 
-        The next query stands at position `length` and sees `length - window + 1` and later.
+        Args:
+            first_seen: the first position that the next query, at position `length`, sees.
         """
-        return max(0, self.length - window + 1) // page_size - self.evicted
+        return first_seen // page_size - self.evicted
 
     def slots(self, start: int, count: int, page_size: int) -> list[int]:
         """Full slots of the positions `start ... start + count - 1`."""

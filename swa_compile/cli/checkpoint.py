@@ -1,0 +1,117 @@
+"""A transformers checkpoint in a local folder, and text for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swa_compile.cli.errors import UsageError
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+@dataclass
+class Checkpoint:
+    """A model, its tokenizer where there is one, and what the user has to be told of them."""
+
+    model: Any
+    tokenizer: Any = None
+    notices: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, path: str, dtype: str, seed: int, device: torch.device) -> Checkpoint:
+        """Load the model of a folder, or make one with random weights where it has none.
+
+        Raises:
+            UsageError: nothing usable is there, or transformers is not installed.
+        """
+        place = Path(path)
+        folder = place.parent if place.is_file() else place
+        if not place.exists():
+            raise UsageError(f"there is no '{path}' here; models are not downloaded")
+        if not (folder / "config.json").is_file() and not place.is_file():
+            raise UsageError(f"'{path}' has no config.json")
+        try:
+            import transformers
+        except ImportError as error:
+            raise UsageError(
+                "transformers is not installed: pip install 'swa-compile[hf]'"
+            ) from error
+        kind = "auto" if dtype == "auto" else getattr(torch, dtype, None)
+        if kind != "auto" and not isinstance(kind, torch.dtype):
+            raise UsageError(f"--dtype {dtype} is no dtype of torch")
+        transformers.utils.logging.disable_progress_bar()
+        notices = []
+        try:
+            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            auto = transformers.AutoModelForCausalLM
+            if type(config) not in auto._model_mapping:  # language models that come with vision
+                auto = transformers.AutoModelForImageTextToText
+            if place.is_dir() and any(any(folder.glob(name)) for name in _WEIGHTS):
+                model = auto.from_pretrained(path, dtype=kind, local_files_only=True)
+            else:
+                notices.append(f"NO WEIGHTS in {path}: they are RANDOM, and so is what follows")
+                torch.manual_seed(seed)
+                chosen = {} if kind == "auto" else {"dtype": kind}
+                model = auto.from_config(config, **chosen)
+        except (OSError, ValueError, KeyError) as error:
+            raise UsageError(f"cannot load '{path}': {_first_line(error)}") from error
+        tokenizer = None
+        if any((folder / name).is_file() for name in _TOKENIZER):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        else:
+            notices.append(f"NO TOKENIZER in {path}: prompts are token ids, or bytes")
+        return cls(model.eval().to(device), tokenizer, notices)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            UsageError: without a tokenizer, for text that is neither ids nor bytes of the model.
+        """
+        if self.tokenizer is not None:
+            ids = list(self.tokenizer(text).input_ids)
+        else:
+            words = text.replace(",", " ").split()
+            numbers = bool(words) and all(word.isdecimal() for word in words)
+            ids = [int(word) for word in words] if numbers else list(text.encode())
+        vocab = self.model.get_input_embeddings().weight.shape[0]
+        if not ids:
+            raise UsageError("a prompt is empty: there is nothing to continue")
+        if max(ids) >= vocab:
+            raise UsageError(f"prompt {text!r} holds the id {max(ids)}; the vocabulary has {vocab}")
+        return ids
+
+    def text(self) -> Text:
+        """What turns a request's tokens into text."""
+        return Text(self.tokenizer)
+
+
+@dataclass
+class Text:
+    """The text of the tokens so far. Without a tokenizer it is their ids."""
+
+    tokenizer: Any
+    ids: list[int] = field(default_factory=list)
+    so_far: str = ""
+
+    def add(self, token: int, last: bool) -> str:
+        """What `token` adds to the text."""
+        self.ids.append(token)
+        if self.tokenizer is None:
+            text = " ".join(map(str, self.ids))
+        else:
+            text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+            # The first bytes of a character: it comes with the next token.
+            if text.endswith("\ufffd") and not last:
+                return ""
+        added, self.so_far = text[len(self.so_far) :], text
+        return added
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

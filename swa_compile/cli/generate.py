@@ -1,0 +1,138 @@
+"""`swa-compile generate`: text from a local checkpoint over a hybrid KV pool."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from swa_compile.cli.checkpoint import Checkpoint
+from swa_compile.cli.device import add_device_option, chosen_device
+from swa_compile.cli.errors import UsageError
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "generate",
+        help="generate text with a transformers model from a local folder",
+        description="Load a causal language model of transformers from a local folder, compile it "
+        "over a hybrid KV pool, and print what it generates as it comes. Nothing is downloaded.",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="PATH",
+        help="folder of a checkpoint, or a config.json (then the weights are random)",
+    )
+    parser.add_argument(
+        "--prompt",
+        required=True,
+        action="append",
+        metavar="TEXT",
+        help="text, or token ids ('5 17 3') where there is no tokenizer; may be given repeatedly",
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="per prompt (64)")
+    parser.add_argument("--max-tokens", type=int, help="pool size (default: what the prompts take)")
+    parser.add_argument("--max-requests", type=int, help="that run at once (all)")
+    parser.add_argument("--page-size", type=int, default=1, help="tokens per page (1)")
+    parser.add_argument("--backend", default="swa", choices=("swa", "swa_eager", "eager"))
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (the checkpoint's)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling and random weights (0)")
+    add_device_option(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Generate, streaming, and print the report.
+
+    Raises:
+        UsageError: the model, a prompt or an option cannot be used, and why.
+    """
+    for name in ("max_new_tokens", "max_tokens", "max_requests", "page_size"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is at least 1; got {value}")
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    checkpoint = Checkpoint.open(args.model, args.dtype, args.seed, chosen_device(args.device))
+    for line in checkpoint.notices:
+        console.print(line, style="bold yellow")
+    prompts = [checkpoint.encode(text) for text in args.prompt]
+
+    from swa_compile.hf import HybridGenerator, Token
+
+    lengths = [len(prompt) + args.max_new_tokens + args.page_size for prompt in prompts]
+    try:
+        generator = HybridGenerator(
+            checkpoint.model,
+            max_tokens=args.max_tokens or sum(lengths),
+            max_requests=args.max_requests or len(prompts),
+            max_context=max(lengths),
+            page_size=args.page_size,
+            backend=args.backend,
+        )
+        tokens = generator.stream(
+            prompts,
+            args.max_new_tokens,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            seed=args.seed,
+        )
+    except ValueError as error:  # an unsupported model among them
+        raise UsageError(str(error)) from error
+
+    texts = [checkpoint.text() for _ in prompts]
+    times: list[float] = []
+
+    def show(token: Token) -> None:
+        piece = texts[token.prompt].add(token.id, token.last)
+        if len(prompts) == 1:
+            console.out(piece, end="\n" if token.last else "", highlight=False)
+        elif token.last:
+            console.print(f"[{token.prompt}] {texts[token.prompt].so_far}")
+
+    for token in tokens:
+        times.append(time.perf_counter())
+        show(token)
+    console.print()
+    console.print(_report(generator, times))
+
+
+def _report(generator: Any, times: list[float]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    reports = generator.reports
+    if reports:
+        found = " and ".join(str(n) for n in sorted({r.translations_found for r in reports}))
+        nodes = max(report.translation_nodes for report in reports)
+        table.add_row("translations per forward", f"{found} -> {nodes} node{'s' * (nodes != 1)}")
+        lowered = sum(report.stores_lowered for report in reports)
+        table.add_row("KV stores lowered", f"{lowered} of {sum(r.stores_found for r in reports)}")
+        table.add_row("graphs compiled", str(len(reports)))
+    table.add_row("tokens", _rate(times))
+    pool = generator.pool
+    held = sum(pool.nbytes().values())
+    table.add_row("pool", f"{_bytes(held)} for {pool.full_tokens} tokens")
+    table.add_row("if every layer kept all", _bytes(pool.full_only_nbytes()))
+    gain = pool.full_tokens / max(1, pool.full_only_tokens())
+    table.add_row("tokens per byte", f"{gain:.2f} times those of a full-only pool")
+    return table
+
+
+def _rate(times: list[float]) -> str:
+    # The second half: the first holds compilation.
+    late = times[len(times) // 2 :]
+    if len(late) < 2 or late[-1] == late[0]:
+        return str(len(times))
+    return f"{len(times)}, {(len(late) - 1) / (late[-1] - late[0]):.1f} per second after warm-up"
+
+
+def _bytes(count: int) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.4g} GiB"

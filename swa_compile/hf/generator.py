@@ -1,0 +1,243 @@
+"""Text generation with a transformers model over a hybrid KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swa_compile.collecting import collect
+from swa_compile.hf.bridge import Bridge, Forward
+from swa_compile.hf.progress import token_progress
+from swa_compile.hf.sampling import Sampling
+from swa_compile.hf.scheduler import Scheduler
+from swa_compile.hf.scheduler import Sequence as Running
+from swa_compile.passes import GraphReport
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token: of which prompt, which id, and whether it is that prompt's last."""
+
+    prompt: int
+    id: int
+    last: bool
+
+
+class HybridGenerator:
+    """Generates with an unmodified causal language model of transformers over a KV pool.
+
+    Requests are batched continuously: they join when the pool has room and leave when they end.
+    Long prompts go in by chunks, beside the decode steps of others. What has left the window is
+    evicted while decoding.
+
+    Args:
+        model: in eval mode.
+        max_tokens: capacity of the full pool, in tokens over all requests.
+        max_requests: requests that run at once; the others wait.
+        max_context: tokens that one request can have; default `max_tokens`. It is the width of
+            every page table, so a tight one is faster.
+        page_size: tokens per page.
+        swa_tokens: capacity of the sliding-window pool; by default enough for `max_requests`.
+        backend: "swa", "swa_eager" or any other of torch.compile; None or "eager" compiles nothing.
+        options: of the backend; for "swa" see `swa_compile.Options`.
+        chunk: prompt tokens of a request per forward; default: the window, or 512 without one,
+            less where `swa_tokens` is too small for that.
+
+    Attributes:
+        reports: a `GraphReport` of every graph that was compiled.
+        pool: the `HybridKVPool`.
+        width: columns of every batch's page table.
+        forward: what runs a batch, a `Forward`; what captures graphs may be put around it.
+
+    Raises:
+        UnsupportedModel: (a ValueError) the model cannot run over a pool, and why.
+        ValueError, TypeError: for the other arguments.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        max_tokens: int,
+        max_requests: int,
+        page_size: int = 1,
+        swa_tokens: int | None = None,
+        backend: Any = "swa",
+        options: dict[str, Any] | None = None,
+        max_context: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        self.bridge = Bridge(model)
+        self.pool = self.bridge.make_pool(
+            max_tokens=max_tokens,
+            max_requests=max_requests,
+            max_context=max_context,
+            page_size=page_size,
+            swa_tokens=swa_tokens,
+        )
+        self.reports: list[GraphReport] = []
+        self.chunk = self._chunk(chunk)
+        self.forward = Forward(self.bridge, self.pool, backend, options)
+        # Of every batch, so that its shape does not change with the lengths of the requests.
+        self.width = -(-self.pool.max_context // page_size)
+        self._running = False
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Collection[int] = (),
+        on_token: Callable[[Token], None] | None = None,
+        progress: bool = False,
+    ) -> list[list[int]]:
+        """New tokens for each prompt; greedy by default.
+
+        A request ends with the model's EOS token or one of `stop`, which it then includes as
+        transformers does, or after `max_new_tokens`.
+
+        Args:
+            prompts: token ids, none empty; as many as you like.
+            temperature, top_p, seed: see `Sampling`.
+            stop: token ids that end a request, beside the model's EOS.
+            on_token: called with each `Token` as soon as it is known.
+            progress: show a progress bar.
+
+        Raises:
+            ValueError: before anything runs, where an argument is wrong or a request could never
+                fit into the pool. TypeError: a token id is no integer.
+        """
+        results: list[list[int]] = [[] for _ in prompts]
+        tokens = self.stream(
+            prompts, max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
+        with token_progress(len(prompts) * max_new_tokens, progress) as advance:
+            for token in tokens:
+                results[token.prompt].append(token.id)
+                # A request that ends early brings the bar what it will not generate.
+                done = len(results[token.prompt])
+                advance(1 + (max_new_tokens - done) * token.last)
+                if on_token is not None:
+                    on_token(token)
+        return results
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop: Collection[int] = (),
+    ) -> Iterator[Token]:
+        """The tokens of `generate`, one after another, as they come. Raises as `generate` does."""
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+            raise TypeError(f"max_new_tokens is an int; got {max_new_tokens!r}")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is at least 1; got {max_new_tokens}")
+        sampling = Sampling(temperature, top_p, seed)
+        scheduler = self._scheduler(prompts, max_new_tokens)
+        return self._tokens(scheduler, sampling, self._eos() | set(stop))
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Logits `[B, vocab]` of the token after each prompt. Raises as `generate` does."""
+        scheduler = self._scheduler(prompts, 0)
+        rows: dict[int, Tensor] = {}
+        for sequence, logits in self._steps(scheduler):
+            rows[sequence.index] = logits
+            scheduler.finish(sequence)
+        if not rows:
+            vocab = self.bridge.model.config.get_text_config().vocab_size
+            return torch.empty(0, vocab, dtype=self.bridge.dtype, device=self.bridge.model.device)
+        return torch.stack([rows[i] for i in range(len(prompts))])
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
+        random: dict[int, torch.Generator] = {}
+        for sequence, logits in self._steps(scheduler):
+            if sequence.index not in random:
+                random[sequence.index] = sampling.random(sequence.index)
+            token = sampling.choose(logits, random[sequence.index])
+            sequence.new.append(token)
+            last = token in ends or len(sequence.new) == sequence.limit
+            if last:
+                scheduler.finish(sequence)
+            yield Token(sequence.index, token, last)
+
+    def _steps(self, scheduler: Scheduler) -> Iterator[tuple[Running, Tensor]]:
+        """Forward after forward; each sequence that waits for a token, with its logits."""
+        if self._running:
+            raise RuntimeError("this generator is running already: its pool serves one run at once")
+        self._running = True
+        try:
+            while pieces := scheduler.pieces():
+                rows = [(sequence.row, ids) for sequence, ids in pieces]
+                batch = self.pool.batch(rows, width=self.width)  # type: ignore[arg-type]
+                with self.collecting():
+                    logits = self.forward(batch)
+                for row, (sequence, ids) in enumerate(pieces):
+                    sequence.sent += len(ids)
+                    if sequence.waits_for_token:
+                        yield sequence, logits[row]
+        finally:
+            scheduler.clear()
+            self._running = False
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """What is compiled inside is added to `reports`."""
+        with collect() as reports:
+            yield
+        self.reports += reports
+
+    # ---- arguments --------------------------------------------------------------------------
+
+    def _scheduler(self, prompts: Sequence[Sequence[int]], limit: int) -> Scheduler:
+        scheduler = Scheduler(self.pool, self.chunk)
+        vocab = self.bridge.model.get_input_embeddings().weight.shape[0]
+        for index, prompt in enumerate(prompts):
+            ids = [_token_id(index, i, vocab) for i in prompt]
+            if not ids:
+                raise ValueError(f"prompt {index} is empty: there is nothing to continue")
+            sequence = Running(index, ids, limit)
+            scheduler.refuse_what_never_fits(sequence)
+            scheduler.add(sequence)
+        return scheduler
+
+    def _eos(self) -> set[int]:
+        eos = self.bridge.model.generation_config.eos_token_id
+        if eos is None:
+            return set()
+        return set(eos) if isinstance(eos, (list, tuple)) else {int(eos)}
+
+    def _chunk(self, chunk: int | None) -> int:
+        if chunk is not None:
+            if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+                raise ValueError(f"chunk is an int of at least 1; got {chunk!r}")
+            return chunk
+        window = self.pool.window
+        if window is None:
+            return 512
+        # The bound on SWA pages rises by one page per page: solved for what fits.
+        pages = self.pool.swa_tokens // self.pool.page_size
+        fits = (pages - 1) * self.pool.page_size - (window - 1)
+        return max(1, min(window, fits))
+
+
+def _token_id(prompt: int, value: Any, vocab: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"prompt {prompt} holds {value!r}, which is no token id")
+    token = int(value.__index__())
+    if not 0 <= token < vocab:
+        raise ValueError(f"prompt {prompt} holds the id {token}; the vocabulary has {vocab}")
+    return token

@@ -1,0 +1,140 @@
+"""A model run over its pool, step by step, beside transformers' own eager attention."""
+
+import torch
+
+from swa_compile.kv import check
+
+# Past the window of 8, past one chunk of prefill, and shorter than both.
+LENGTHS = (21, 13, 3)
+STEPS = 40
+
+
+def prompts(lengths=LENGTHS, vocab=90):
+    random = torch.Generator().manual_seed(2)
+    return [torch.randint(3, vocab, (n,), generator=random).tolist() for n in lengths]
+
+
+@torch.no_grad()
+def eager_logits(model, tokens):
+    """Logits `[T, vocab]` of the whole sequence at once, by the model's own eager attention."""
+    assert model.config._attn_implementation == "eager"
+    return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def poison(pool):
+    """NaN in every row that no live token owns: free, evicted, unwritten, and the sink's."""
+    size = pool.page_size
+    owned = {"full": set(), "swa": set()}
+    for request in pool._requests.values():
+        for kind, pages, first in (
+            ("full", request.full_pages, 0),
+            ("swa", request.swa_pages, request.evicted * size),
+        ):
+            for position in range(first, request.length):
+                page = pages[position // size - first // size]
+                owned[kind].add(page * size + position % size)
+    for i, spec in enumerate(pool.layers):
+        for cache in (pool.k_cache(i), pool.v_cache(i)):
+            dead = torch.ones(cache.shape[0], dtype=torch.bool)
+            dead[list(owned[spec.kind])] = False
+            cache[dead] = float("nan")
+
+
+class Decoding:
+    """Requests that join, are prefilled in chunks, decode greedily, and are compared.
+
+    Attributes:
+        sequences: prompt and new tokens of each request.
+        logits: of each request, from its whole prompt on, a row per step.
+        sizes: (tokens, requests) of each forward.
+    """
+
+    def __init__(self, forward, pool, all_prompts, chunk=8, width=None):
+        self.forward, self.pool, self.chunk = forward, pool, chunk
+        self.width = width or pool.max_context // pool.page_size
+        self.sequences = [list(prompt) for prompt in all_prompts]
+        self.starts = [len(prompt) for prompt in all_prompts]
+        self.logits = [[] for _ in all_prompts]
+        self.rows = [None] * len(all_prompts)
+        self.sizes = set()
+
+    def step(self, members):
+        """One forward of the requests `members`: their next chunk or their next token."""
+        pieces = []
+        for i in members:
+            if self.rows[i] is None:
+                self.rows[i] = self.pool.open()
+            sent = self.pool.length(self.rows[i])
+            most = self.pool.piece_bound(self.rows[i]) or self.chunk
+            pieces.append(self.sequences[i][sent : sent + min(most, self.chunk)])
+        poison(self.pool)
+        pairs = [(self.rows[i], ids) for i, ids in zip(members, pieces, strict=True)]
+        batch = self.pool.batch(pairs, width=self.width)
+        poison(self.pool)  # what this batch has evicted, and its unwritten rows
+        self.sizes.add((len(batch.input_ids), len(pairs)))
+        logits = self.forward(batch)
+        for row, i in enumerate(members):
+            if self.pool.length(self.rows[i]) == len(self.sequences[i]):
+                self.logits[i].append(logits[row])
+                self.sequences[i].append(int(logits[row].argmax()))
+
+    def run(self, steps):
+        """All requests, each to `steps` decode steps; they join and leave one by one."""
+        n, turn = len(self.sequences), 0
+        while any(len(rows) <= steps for rows in self.logits):
+            members = [i for i in range(n) if len(self.logits[i]) <= steps and turn >= 2 * i]
+            # Now and then a request is left out, so that every number of requests is met.
+            if turn % 5 == 4:
+                members = members[: 1 + turn % n]
+            self.step(members)
+            turn += 1
+        check(self.pool)
+        return self
+
+    def close(self):
+        for row in self.rows:
+            self.pool.close(row)
+
+
+def logit_error(model, run):
+    """Largest difference from eager attention over all steps, relative to the largest logit."""
+    worst = 0.0
+    for sequence, start, rows in zip(run.sequences, run.starts, run.logits, strict=True):
+        want = eager_logits(model, sequence[:-1])[start - 1 :]
+        got = torch.stack(rows)
+        assert got.shape == want.shape
+        error = float((got - want).abs().max() / want.abs().max())
+        worst = max(worst, error) if error == error else float("inf")
+    return worst
+
+
+@torch.no_grad()
+def cache_error(model, run):
+    """Largest relative difference of a live cache row from what transformers' cache holds.
+
+    Returns:
+        The difference, and the number of rows compared.
+    """
+    from transformers import DynamicCache
+
+    worst, compared = 0.0, 0
+    pool = run.pool
+    for row, sequence in zip(run.rows, run.sequences, strict=True):
+        sent = pool.length(row)
+        theirs = DynamicCache(config=model.config)
+        model(input_ids=torch.tensor([sequence[:sent]]), past_key_values=theirs, use_cache=True)
+        assert len(theirs.layers) >= len(pool.layers)
+        for i, spec in enumerate(pool.layers):
+            keys, values = theirs.layers[i].keys[0], theirs.layers[i].values[0]
+            first = pool._requests[row].evicted * pool.page_size if spec.kind == "swa" else 0
+            count = min(keys.shape[1], sent - first)
+            slots = pool.req_to_token[row, sent - count : sent].long()
+            if spec.kind == "swa":
+                slots = pool.full_to_swa_index_mapping[slots]
+            assert count and int(slots.min()) >= pool.page_size  # none is the sink's
+            for cache, rows in ((pool.k_cache(i), keys), (pool.v_cache(i), values)):
+                want = rows[:, -count:].transpose(0, 1)
+                error = float((cache[slots] - want).abs().max() / want.abs().max())
+                worst = max(worst, error) if error == error else float("inf")
+            compared += count
+    return worst, compared

@@ -1,0 +1,120 @@
+"""`swa-compile generate`: local folders, with and without weights and tokenizer."""
+
+import re
+
+import pytest
+import torch
+
+import swa_compile.cli
+
+from . import families
+
+TEXT = "ab cab"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint with a tokenizer of a letter per token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("checkpoint")
+    families.build("mistral").save_pretrained(path)
+    # Letters from id 3 on: `generate` of transformers takes id 0 for padding.
+    vocab = {chr(32 + i): 3 + i for i in range(families.VOCAB - 4)}
+    vocab["<unk>"] = families.VOCAB - 1
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    return path
+
+
+def generate(*arguments):
+    return swa_compile.cli.main(["generate", "--device", "cpu", *map(str, arguments)])
+
+
+def test_a_checkpoint_continues_a_text_as_transformers_does(folder, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    code = generate(
+        *("--model", folder, "--prompt", TEXT, "--max-new-tokens", 20, "--backend", "swa_eager")
+    )
+    out = capsys.readouterr().out
+    assert code == 0
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    assert ids.shape == (1, 6)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    want = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:]
+    assert out.splitlines()[0] == tokenizer.decode(want, skip_special_tokens=True)
+    assert "RANDOM" not in out
+    assert re.search(r"translations per forward +8 -> 1 node", out)
+    assert re.search(r"KV stores lowered +4 of 4", out)
+    assert re.search(r"tokens +20, [\d.]+ per second", out)
+    # 26 tokens and one of slack; 4 layers of 2 heads of K and V of 16 dimensions, float32.
+    row = 4 * 2 * 2 * 16 * 4
+    swa = min(27, 2 * families.WINDOW)
+    assert f"{(swa + 1) * row / 1024:.4g} KiB for 27 tokens" in out
+    assert re.search(rf"if every layer kept all +{28 * row / 1024:.4g} KiB", out)
+    assert f"{27 / swa:.2f} times those of a full-only pool" in out
+
+
+def test_a_configuration_alone_gives_random_weights_and_says_so(tmp_path, capsys):
+    config = families.build("gemma3_text").config
+    config.vocab_size = 256
+    config.save_pretrained(tmp_path)
+    arguments = ("--prompt", "7 8 9", "--prompt", "hé", "--max-new-tokens", 3, "--seed", 5)
+    assert generate("--model", tmp_path / "config.json", *arguments, "--backend", "eager") == 0
+    out = capsys.readouterr().out
+    assert "NO WEIGHTS" in out and "RANDOM" in out and "NO TOKENIZER" in out
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for index, prompt in enumerate(([7, 8, 9], list("hé".encode()))):
+        want = model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False)
+        ids = " ".join(str(i) for i in want[0, len(prompt) :].tolist())
+        assert f"[{index}] {ids}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", "1"], "there is no 'MODEL' here; models are not downloaded"),
+        (["--prompt", "1", "--page-size", "0"], "--page-size is at least 1; got 0"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, words, tmp_path, capsys):
+    path = tmp_path / "none"
+    assert generate("--model", path, *arguments) == 2
+    error = capsys.readouterr().err
+    assert words.replace("MODEL", str(path)) in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prompt", ""], "a prompt is empty"),
+        (["--prompt", "ab", "--max-tokens", "10"], "the pool has 10"),
+        (["--prompt", "ab", "--dtype", "float33"], "--dtype float33 is no dtype"),
+        (["--prompt", "ab", "--top-p", "2"], "top_p is above 0 and at most 1; got 2.0"),
+    ],
+)
+def test_what_the_checkpoint_cannot_do_is_one_line(arguments, words, folder, capsys):
+    assert generate("--model", folder, *arguments, "--backend", "eager") == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_an_unsupported_model_is_one_line(tmp_path, capsys):
+    families.build("doge").config.save_pretrained(tmp_path)
+    assert generate("--model", tmp_path, "--prompt", "1 2") == 2
+    error = capsys.readouterr().err
+    assert "doge (DogeForCausalLM): its layers add a learned mask" in error
+    assert error.count("\n") == 1
+
+
+def test_a_folder_without_a_configuration_is_one_line(tmp_path, capsys):
+    assert generate("--model", tmp_path, "--prompt", "1 2") == 2
+    assert "has no config.json" in capsys.readouterr().err
