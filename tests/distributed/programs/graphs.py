@@ -11,10 +11,13 @@ _COLLECTIVE = re.compile(
 
 
 def collectives(report):
-    """The collectives of a graph in order, stage by stage: {"00-functional.py": [...], ...}."""
+    """The collectives of a graph in order, stage by stage: {"00-functional.py": [...], ...}.
+
+    From AOTAutograd's graph on: Dynamo's calls them by other names.
+    """
     folder = Path(report.dump)
     return {
-        file.name: _COLLECTIVE.findall(file.read_text()) for file in sorted(folder.glob("*.py"))
+        file.name: _COLLECTIVE.findall(file.read_text()) for file in sorted(folder.glob("0*.py"))
     }
 
 

@@ -108,7 +108,7 @@ def whole_files(folder):
     for file in sorted(Path(folder).rglob("*")):
         if file.is_dir():
             continue
-        if file.name.startswith("."):
+        if any(part.startswith(".") for part in file.relative_to(folder).parts):
             hidden.append(file.name)
             continue
         text = file.read_text()
@@ -117,6 +117,10 @@ def whole_files(folder):
             assert "return " in text.splitlines()[-1] or "return " in text.splitlines()[-2], file
         elif file.suffix == ".json":
             json.loads(text)
+        elif file.suffix == ".html":
+            assert text.rstrip().endswith("</html>"), file
+        elif file.name.startswith("diff-"):
+            assert text.endswith("\n"), file
         else:
             assert text.splitlines()[-1].strip().startswith("total"), file
         names.append(file.name)
