@@ -58,12 +58,15 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
             "there; use post_grad_custom_post_pass for yours, or run swa_compile.passes.pipeline() "
             "inside yours and compile with Inductor itself"
         )
-    patches: dict[str, Any] = {}
+    known = config.get_config_copy()
+    # It would put off a translated page table to where it is read, to save its few bytes: then the
+    # mapping is read in the middle of the layers.
+    patches: dict[str, Any] = {"reorder_for_peak_memory": False}
+    patches = {key: value for key, value in patches.items() if key in known}
     if mode is not None:
         patches.update(list_mode_options(mode))
         patches.pop("triton.cudagraphs", None)  # the option `cudagraphs` decides
     patches.update({key.replace("-", "_"): value for key, value in options.inductor.items()})
-    known = config.get_config_copy()
     unknown = sorted(set(patches) - set(known))
     if unknown:
         raise OptionError(f"torch {torch.__version__} has no Inductor option {', '.join(unknown)}")

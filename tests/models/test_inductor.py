@@ -1,4 +1,4 @@
-"""Real Inductor on three telling families, and low precision on dense ones."""
+"""Real Inductor on a telling family, and low precision on dense ones."""
 
 import pytest
 import torch
@@ -7,11 +7,9 @@ from . import families, runs
 from .test_families import compare, fresh
 
 
-# Sinks and experts; shared caches and per-layer inputs; K and V of different dimensions by layer.
 @pytest.mark.inductor
-@pytest.mark.parametrize("family", ["gpt_oss", "gemma3n_text", "mimo_v2_flash"])
-def test_family_compiled_by_inductor_computes_what_transformers_computes(family):
-    compare(family, "swa", lambda name, value: None)
+def test_a_family_with_sinks_and_experts_compiled_by_inductor_is_right():
+    compare("gpt_oss", "swa", lambda name, value: None)
 
 
 @pytest.mark.inductor
