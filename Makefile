@@ -1,4 +1,4 @@
-# Targets: demo, test, lint, bench, clean. Each makes the virtual environment it needs, in .venv;
+# Targets: demo, test, models, lint, bench, clean. Each makes the virtual environment it needs, in .venv;
 # PYTHON names the interpreter to make it with, ARGS goes to the command that a target runs.
 
 PYTHON ?= python3
@@ -9,12 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo bench test lint clean
+.PHONY: help demo bench test models lint clean
 
 help:
 	@echo 'make demo    run the demo on a GPU, or on the CPU where there is none (ARGS="...")'
 	@echo 'make bench   run the benchmark (ARGS="...")'
 	@echo 'make test    lint, then run the tests (ARGS="-k name" selects, JOBS=N runs N at a time)'
+	@echo 'make models  every family of transformers models, and the table of checks'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make clean   remove .venv, builds and caches'
 
@@ -28,6 +29,9 @@ bench: $(VENV)/runtime.stamp
 # the two cores that it is meant for, since many tests wait for processes of their own.
 test: lint
 	@TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+models: $(VENV)/tools.stamp
+	@TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/models --model-table $(ARGS)
 
 # mypy takes a module's name from its path, so it is given a folder of links in which passes/ and
 # ops/ lie where they are installed. It reports passes/x.py as swa_compile/passes/x.py.

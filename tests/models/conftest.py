@@ -22,7 +22,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--model-table",
         action="store_true",
-        help="print which family passed which check, as Markdown",
+        help="run every family, and print which passed which check, as Markdown",
     )
 
 

@@ -133,6 +133,24 @@ CONFIGS = {
 }
 
 # Language models that come only with a vision part, which is not used here.
+# One of each way in which families differ, for `make test`; `make models` runs all.
+TELLING = (
+    "cohere2",  # no RoPE on full layers
+    "deepseek_v4",  # one KV head, K is V, sinks
+    "gemma2",  # softcaps
+    "gemma3_text",  # RoPE by kind, qk-norm
+    "gemma3n_text",  # shared caches
+    "gemma4_text",  # heads and dims by kind
+    "gpt_oss",  # sinks, experts
+    "laguna",  # query heads by layer
+    "llama4_text",  # chunks
+    "mimo_v2_flash",  # D_v apart from D, sinks on sliding layers alone
+    "mistral",  # every layer slides
+    "olmo3",
+    "phimoe",  # no keyword for the window
+    "qwen3_moe",
+)
+
 WITH_VISION = ("muse_glimmer", "step3p7")
 VISION = {
     "hidden_size": 32,

@@ -1,12 +1,11 @@
 """Every family over the pool, compiled, against transformers' own eager attention.
 
-Each family is one test with several checks, so that it is compiled once; `--model-table` prints
-them apart.
+Each family is one test with several checks, so that it is compiled once. `make models` runs all of
+them and prints the checks apart (`--model-table`); without that option it is the telling ones.
 """
 
 import dataclasses
 
-import pytest
 import torch
 
 from swa_compile.hf import FAMILIES, HybridGenerator
@@ -98,6 +97,15 @@ def off_by_one(model):
     return runs.logit_error(model, run)
 
 
-@pytest.mark.parametrize("family", sorted(families.CONFIGS))
+def pytest_generate_tests(metafunc):
+    if "family" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--model-table", default=False)
+        metafunc.parametrize("family", sorted(families.CONFIGS if every else families.TELLING))
+
+
+def test_the_telling_families_are_families():
+    assert set(families.TELLING) <= set(families.CONFIGS)
+
+
 def test_family_computes_what_transformers_computes(family, record_property):
     compare(family, "swa_eager", record_property)
