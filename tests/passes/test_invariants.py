@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+import swa_compile
 from swa_compile.ops import store_kv, translate_loc
 
 LOC = torch.tensor([90, 41, -1, 77, 30])
@@ -42,6 +43,29 @@ def test_casts_and_page_arithmetic_of_every_layer_are_one(dumped):
     assert calls(report, "aten._to_copy.default") == 1
     assert calls(report, "aten.clamp.default") == 1
     assert report.invariants_hoisted >= 15
+    want = torch.zeros(5)
+    for _ in range(5):
+        want = want * 2 + torch.where(LOC < 0, 0, mapping[LOC] // 4)
+    assert torch.equal(result, want)
+
+
+def test_sizes_of_which_nothing_is_known_keep_no_invariant_in_the_layers(dumped):
+    """Compared as expressions: a cast is no larger than its operand, whatever the size is."""
+
+    def forward(mapping, loc, x):
+        for _ in range(5):
+            page = translate_loc(mapping, loc).clamp(min=0) // 4
+            x = x * 2 + page.to(torch.int32)
+        return x
+
+    mapping = torch.cat([torch.arange(96) % 24, torch.tensor([-1])])
+    loc, x = LOC.clone(), torch.zeros(5)
+    swa_compile.mark_sizes(loc, x)
+    result, report = dumped(forward, mapping, loc, x)
+
+    assert report.values[0].shape[0] not in (5, "5")  # unbacked
+    assert calls(report, "aten._to_copy.default") == 1
+    assert calls(report, "aten.clamp.default") == 1
     want = torch.zeros(5)
     for _ in range(5):
         want = want * 2 + torch.where(LOC < 0, 0, mapping[LOC] // 4)
