@@ -96,7 +96,7 @@ class GraphReport:
         invariants_hoisted: nodes moved to the prologue or merged there, beyond the translations.
         stores_found, stores_lowered: calls of marked stores, and how many became `index_put`.
         caches: the KV caches that the stores write.
-        cache_copies: cache-sized buffers that the compiled code allocates; None where no code
+        cache_copies: copies of KV caches that the compiled code makes; None where no code
             was generated (`swa_eager`, or the passes alone).
         collectives: the collective operators of the graph in order, each with the arguments that
             are no tensors, its group left out: what ranks have to agree on.

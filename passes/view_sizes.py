@@ -43,7 +43,7 @@ def from_input_sizes(graph: Graph) -> int:
         emit = Emitter(graph, node.prev)
         replaced: dict[Node, Any] = {}
         for number in dict.fromkeys(numbers):
-            value = source.compute(number.meta["val"].node.expr, emit)
+            value = source.compute(sympy.sympify(size_of(number)), emit)
             if value is not None:
                 replaced[number] = value
         node.kwargs = map_arg(dict(node.kwargs), lambda n: replaced.get(n, n))  # noqa: B023
@@ -68,9 +68,10 @@ def places_left(call: FunctionalizedCall) -> bool:
 
 def _read_off_a_view(number: Node) -> bool:
     """True where `number` is computed from the layout of a tensor that is no graph input."""
+    # Over sizes alone: behind a tensor stands the whole forward.
+    sizes = ancestors([number], stop=lambda node: node.op == "placeholder" or bool(tensors(node)))
     return any(
-        tensors(node) and node.op != "placeholder"
-        for node in ancestors([number], stop=lambda node: node.op == "placeholder")
+        tensors(arg) and arg.op != "placeholder" for node in sizes for arg in node.all_input_nodes
     )
 
 

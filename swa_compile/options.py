@@ -27,8 +27,8 @@ class Options:
     Attributes:
         cudagraphs: "off", "full", "piecewise", "inductor" (torch's cudagraph trees) or "auto".
         capture_sizes: token counts to capture; empty for each size that is met.
-        strict: raise `HoistError` where a translation stays in the layer code, a KV cache is
-            copied, or a requested capture is skipped.
+        strict: raise `HoistError` where a translation stays in the layer code, the generated code
+            copies a KV cache or reads a mapping late, or a requested capture is skipped.
         lower_stores: turn stores into code that Inductor fuses with what produces k and v.
         hoist_invariants: hoist everything that index inputs alone decide, not only translations.
         split_ops: operators at which piecewise graphs are cut, as "namespace::name".
