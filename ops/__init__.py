@@ -8,6 +8,7 @@ specification, a fake for tracing, and the same checks in all of them. `mark_tra
 """
 
 from . import prologue as _prologue  # registers what only the passes call
+from . import rows as _rows
 from .attention import paged_attention
 from .marks import mark_store, mark_translation
 from .store import store_kv, store_latent
@@ -24,4 +25,4 @@ __all__ = [
     "translate_paged_loc",
 ]
 
-del _prologue
+del _prologue, _rows

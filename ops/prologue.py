@@ -1,7 +1,8 @@
 """The operators that only the passes put into graphs; nobody calls them in a model.
 
 `translate_many` is the one node that all translations of a forward become, `materialize` marks a
-value that Inductor must compute once and keep, `fresh` is a copy that must remain one: Inductor
+value that Inductor must compute once and keep, `materialize_all` several of them that one kernel
+shall compute, `fresh` is a copy that must remain one: Inductor
 takes clones away, and then two outputs of a graph may share storage.
 """
 
@@ -33,6 +34,10 @@ def _materialize(value: Tensor) -> Tensor:
     return torch.clone(value)
 
 
+def _materialize_all(values: list[Tensor]) -> list[Tensor]:
+    return [torch.clone(value) for value in values]
+
+
 define(
     "translate_many(Tensor[] mappings, Tensor[] locs, str[] kinds, SymInt[] page_sizes)"
     " -> Tensor[]",
@@ -40,4 +45,9 @@ define(
     every=_translate_many,
 )
 define("materialize(Tensor value) -> Tensor", fake=_materialize, every=_materialize)
+define(
+    "materialize_all(Tensor[] values) -> Tensor[]",
+    fake=_materialize_all,
+    every=_materialize_all,
+)
 define("fresh(Tensor value) -> Tensor", fake=_materialize, every=_materialize)

@@ -31,7 +31,7 @@ def body_report(graph: Graph, options: PassOptions) -> GraphReport:
     promises = Promises.of(graph)
     from_input_sizes(graph)
     stores = find_stores(graph)
-    lowered = lower_stores(graph) if options.lower_stores else 0
+    lowered = len(lower_stores(graph)) if options.lower_stores else 0
     refuse_shifted_writes(graph)
     check_stores(graph, promises, (len(stores), lowered))
     calls = len(find_calls(graph))

@@ -16,12 +16,14 @@ class PassOptions:
     Attributes:
         strict: raise `HoistError` where a translation stays in the layer code.
         lower_stores: turn functionalized KV stores into `index_put`.
+        fuse_rows: on a GPU, compute what leads up to a lowered store in one kernel with it.
         hoist_invariants: move everything that index inputs alone decide into the prologue.
         dump_dir: folder for the text of each stage, or None.
     """
 
     strict: bool = False
     lower_stores: bool = True
+    fuse_rows: bool = True
     hoist_invariants: bool = True
     dump_dir: str | None = None
 
@@ -50,5 +52,5 @@ class PassOptions:
         """
         return (
             f"strict={self.strict} lower_stores={self.lower_stores} "
-            f"hoist_invariants={self.hoist_invariants}"
+            f"fuse_rows={self.fuse_rows} hoist_invariants={self.hoist_invariants}"
         )

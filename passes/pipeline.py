@@ -15,6 +15,7 @@ from ..ops import marks
 from .bodies import body_report, body_reports, with_bodies
 from .dump import StageDump
 from .errors import GraphError, HoistError
+from .fuse_rows import fuse_rows
 from .guards import refuse_mixed_dtypes, refuse_shifted_writes, refuse_version_1
 from .hoist import Prologue, hoist
 from .invariants import hoist_invariants
@@ -110,12 +111,17 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
         lower(graph, node, prologue)
     stores = find_stores(graph)
     caches = describe_caches(stores)
-    lowered = lower_stores(graph) if options.lower_stores else 0
+    lowered = lower_stores(graph) if options.lower_stores else []
     invariants = hoist_invariants(graph, prologue) if options.hoist_invariants else 0
     materialize(graph, prologue)
     refuse_shifted_writes(graph)
-    verify(graph, prologue, hoisted.single, promises, (len(stores), lowered))
+    counts = (len(stores), len(lowered))
+    verify(graph, prologue, hoisted.single, promises, counts)
     observer.stage("lowered", graph, prologue)
+    rows_fused = fuse_rows(graph, prologue, lowered) if options.fuse_rows else 0
+    if rows_fused:
+        verify(graph, prologue, hoisted.single, promises, counts)
+        observer.stage("fused", graph, prologue)
 
     named = {name for value in hoisted.values for name in (value.mapping, value.loc)}
     named |= {cache.name for cache in caches}
@@ -127,7 +133,8 @@ def run(graph: Graph, options: PassOptions, observer: StageDump) -> GraphReport:
         refused=hoisted.refused,
         invariants_hoisted=invariants,
         stores_found=len(stores),
-        stores_lowered=lowered,
+        stores_lowered=len(lowered),
+        rows_fused=rows_fused,
         caches=caches,
         collectives=[text for node in graph.nodes if (text := collective(node))],
         inputs={name: at for name, at in input_places(graph).items() if name in named},

@@ -95,6 +95,7 @@ class GraphReport:
         refused: values that could not be hoisted into the one node, with the reason.
         invariants_hoisted: nodes moved to the prologue or merged there, beyond the translations.
         stores_found, stores_lowered: calls of marked stores, and how many became `index_put`.
+        rows_fused: lowered stores that one kernel does together with what leads up to them.
         caches: the KV caches that the stores write.
         cache_copies: copies of KV caches that the compiled code makes; None where no code
             was generated (`swa_eager`, or the passes alone).
@@ -119,6 +120,7 @@ class GraphReport:
     invariants_hoisted: int = 0
     stores_found: int = 0
     stores_lowered: int = 0
+    rows_fused: int = 0
     caches: list[Cache] = field(default_factory=list)
     cache_copies: int | None = None
     collectives: list[str] = field(default_factory=list)
@@ -156,6 +158,7 @@ class GraphReport:
                 f"node{'s' * (self.translation_nodes != 1)} ({len(self.values)} distinct "
                 f"value{'s' * (len(self.values) != 1)}, {self.translations_left} left in the layer "
                 f"code); {self.stores_lowered} of {self.stores_found} stores lowered"
+                + (f", {self.rows_fused} fused with what they store" if self.rows_fused else "")
             ]
         if self.invariants_hoisted:
             lines.append(f"{self.invariants_hoisted} further index computations moved or merged")

@@ -78,8 +78,8 @@ def describe_caches(calls: list[FunctionalizedCall]) -> list[Cache]:
     return list(found.values())
 
 
-def lower_stores(graph: Graph) -> int:
-    """Lower the stores that have a form as an index; returns how many."""
+def lower_stores(graph: Graph) -> list[list[Node]]:
+    """Lower the stores that have a form as an index; returns the `index_put` nodes of each."""
     # All forms are found ahead of the first change: a store that is lowered leaves its base with
     # another layout than the one that torch described the next view by.
     plans = {}
@@ -89,9 +89,10 @@ def lower_stores(graph: Graph) -> int:
             plans[call.node] = plan
     _drop_mixtures(graph, plans)
     numbers = {call.node: i for i, call in enumerate(find_stores(graph), start=1)}
-    for node, plan in plans.items():
+    return [
         _lower(graph, node, plan, f"store {numbers[node]} of {len(numbers)} in this graph")
-    return len(plans)
+        for node, plan in plans.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _drop_mixtures(graph: Graph, plans: dict[Node, list[_Write]]) -> None:
         changed = bool(dropped)
 
 
-def _lower(graph: Graph, node: Node, writes: list[_Write], which: str) -> None:
+def _lower(graph: Graph, node: Node, writes: list[_Write], which: str) -> list[Node]:
     call = functionalized_call(node)
     assert call is not None
     name = call.op._schema.name
@@ -151,6 +152,7 @@ def _lower(graph: Graph, node: Node, writes: list[_Write], which: str) -> None:
     # "none" goes to the sink row; plain indexing would wrap to the last row instead.
     slot = stopped(emit.call(aten.clamp_min.default, ids, 0, like=loc), ids, fewest, emit)
     new: dict[int, Node] = {}
+    puts = []
     for write, view in zip(writes, views, strict=True):
         assert view is not None
         # A second view of one base writes into what the first one left.
@@ -162,6 +164,7 @@ def _lower(graph: Graph, node: Node, writes: list[_Write], which: str) -> None:
         new[view.base_index] = emit.call(
             aten.index_put.default, base, index, values, like=call.node
         )
+        puts.append(new[view.base_index])
     for position, stored in new.items():
         for item in call.result(position):
             item.replace_all_uses_with(stored)
@@ -174,6 +177,7 @@ def _lower(graph: Graph, node: Node, writes: list[_Write], which: str) -> None:
         everything = [None] * call.returns + [new.get(i, b) for i, b in enumerate(call.bases)]
         _replace_tuple(call.node, everything)
     graph.erase_node(call.node)
+    return puts
 
 
 def _smaller(a: int | Node, b: int | Node, emit: Emitter) -> int | Node:

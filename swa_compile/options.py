@@ -30,6 +30,8 @@ class Options:
         strict: raise `HoistError` where a translation stays in the layer code, the generated code
             copies a KV cache or reads a mapping late, or a requested capture is skipped.
         lower_stores: turn stores into code that Inductor fuses with what produces k and v.
+        fuse_rows: on a GPU, have one kernel do what leads up to a lowered store (qk-norm, RoPE,
+            quantization), for K, V and the queries.
         hoist_invariants: hoist everything that index inputs alone decide, not only translations.
         split_ops: operators at which piecewise graphs are cut, as "namespace::name".
         dump_dir: where to write dumps; the environment variable SWA_COMPILE_DUMP does the same.
@@ -43,6 +45,7 @@ class Options:
     capture_sizes: tuple[int, ...] = ()
     strict: bool = False
     lower_stores: bool = True
+    fuse_rows: bool = True
     hoist_invariants: bool = True
     split_ops: tuple[str, ...] = ("swa::paged_attention",)
     dump_dir: str | None = None
@@ -73,7 +76,7 @@ class Options:
                 f"option cudagraphs is one of {', '.join(_CUDAGRAPH_MODES)}; "
                 f"got {self.cudagraphs!r}"
             )
-        for name in ("strict", "lower_stores", "hoist_invariants"):
+        for name in ("strict", "lower_stores", "fuse_rows", "hoist_invariants"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"option {name} is True or False; got {getattr(self, name)!r}")
         object.__setattr__(self, "capture_sizes", _sequence(self, "capture_sizes"))
