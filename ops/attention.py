@@ -1,17 +1,17 @@
 """The operator `swa::paged_attention`: causal, sliding-window, with softcap and sinks.
 
-Its reference, which stands in `attention_reference`, runs on every device.
+Its rule, which stands in `attention_reference`, runs on every device; `attention_choice` says which
+kernel computes a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from .attention_checks import check_contents, check_inputs
-from .attention_reference import Keys, attention_on_cpu, attention_on_gpu
+from .attention_checks import check_contents, check_inputs, looks_right
+from .attention_choice import choose
+from .attention_reference import Keys
 from .checks import Size
 from .library import define
 
@@ -56,8 +56,8 @@ def paged_attention(
             arXiv:2508.10925).
 
     Returns:
-        `[N, H_q, D_v]` in q's dtype, computed in float32. Zeros in rows past `cu_seqlens_q[-1]`
-        and for requests with `seq_len == 0`.
+        `[N, H_q, D_v]` in q's dtype; scores and sums are float32. Zeros in rows past
+        `cu_seqlens_q[-1]` and for requests with `seq_len == 0`.
 
     Raises:
         TypeError, ValueError: dtype, rank, device or size is wrong, or (on the CPU) lengths
@@ -78,48 +78,36 @@ def paged_attention(
     )
 
 
-def kernel_of(attention: Callable[[Tensor, Keys, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The kernel that computes by `attention`: (q, keys, seq_lens, cu_seqlens_q) -> float32."""
-
-    @torch.no_grad()
-    def kernel(
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        seq_lens: Tensor,
-        cu_seqlens_q: Tensor,
-        *,
-        page_size: int = 1,
-        scale: float | None = None,
-        window: int | None = None,
-        softcap: float = 0.0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        out = _fake_attention(
-            q,
-            k_cache,
-            v_cache,
-            page_table,
-            seq_lens,
-            cu_seqlens_q,
-            page_size=page_size,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-        )
-        if out.is_cpu:  # on a GPU it would take a synchronization
-            rows = min(k_cache.shape[0], v_cache.shape[0])
-            lengths = (page_table, seq_lens, cu_seqlens_q)
-            check_contents(q.shape[0], rows, *lengths, page_size, window)
-        if not out.numel() or not page_table.numel():
-            return out.zero_()
-        if scale is None:
-            scale = q.shape[2] ** -0.5
-        keys = Keys(k_cache, v_cache, page_table, page_size, window, scale, softcap, sinks)
-        return out.copy_(attention(q, keys, seq_lens, cu_seqlens_q))
-
-    return kernel
+@torch.no_grad()
+def _attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    *,
+    page_size: int = 1,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    args = (q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q)
+    if not looks_right(*args, page_size, window, softcap, sinks):
+        check_inputs(*args, page_size, window, softcap, sinks)
+    tokens, heads, dim = q.shape
+    if q.is_cpu:  # elsewhere it would take a synchronization
+        rows = min(k_cache.shape[0], v_cache.shape[0])
+        check_contents(tokens, rows, page_table, seq_lens, cu_seqlens_q, page_size, window)
+    out = torch.empty((tokens, heads, v_cache.shape[2]), dtype=q.dtype, device=q.device)
+    if not out.numel() or not page_table.numel():
+        return out.zero_()
+    if scale is None:
+        scale = dim**-0.5
+    keys = Keys(k_cache, v_cache, page_table, page_size, window, scale, softcap, sinks)
+    choose(q, keys).run(q, keys, seq_lens, cu_seqlens_q, out)
+    return out
 
 
 def _fake_attention(
@@ -157,6 +145,5 @@ define(
     " Tensor seq_lens, Tensor cu_seqlens_q, *, SymInt page_size=1, float? scale=None,"
     " SymInt? window=None, float softcap=0.0, Tensor? sinks=None) -> Tensor",
     fake=_fake_attention,
-    CPU=kernel_of(attention_on_cpu),
-    CUDA=kernel_of(attention_on_gpu),
+    every=_attention,
 )

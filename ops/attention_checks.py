@@ -103,6 +103,58 @@ def check_inputs(
         )
 
 
+def looks_right(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    page_size: int,
+    window: int | None,
+    softcap: float,
+    sinks: Tensor | None,
+) -> bool:
+    """Whether `check_inputs` would pass tensors with data, in a few microseconds.
+
+    An eager call runs once per layer between captured pieces, where its host time is the step's.
+    """
+    q_shape, k_shape, v_shape = q.shape, k_cache.shape, v_cache.shape
+    table_shape, device = page_table.shape, q.device
+    return (
+        len(q_shape) == len(k_shape) == len(v_shape) == 3
+        and len(table_shape) == 2
+        and k_shape[1] > 0
+        and k_shape[2] == q_shape[2]
+        and v_shape[1] == k_shape[1]
+        and q_shape[1] % k_shape[1] == 0
+        and seq_lens.shape == table_shape[:1]
+        and cu_seqlens_q.shape == (table_shape[0] + 1,)
+        and page_table.dtype in INDEX_DTYPES
+        and seq_lens.dtype in INDEX_DTYPES
+        and cu_seqlens_q.dtype in INDEX_DTYPES
+        and q.dtype.is_floating_point
+        and k_cache.dtype.is_floating_point
+        and v_cache.dtype.is_floating_point
+        and k_cache.device == device
+        and v_cache.device == device
+        and page_table.device == device
+        and seq_lens.device == device
+        and cu_seqlens_q.device == device
+        and page_size >= 1
+        and (window is None or window >= 1)
+        and softcap >= 0
+        and (
+            sinks is None
+            or (
+                sinks.dtype.is_floating_point
+                and sinks.shape == q_shape[1:2]
+                and sinks.device == device
+            )
+        )
+    )
+
+
 def check_contents(
     queries: int,
     rows: int,

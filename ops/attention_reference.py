@@ -6,6 +6,7 @@ else: what other slots hold (NaN, say) and what other entries of the page table 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -66,7 +67,11 @@ def attend(
 
 @dataclass(frozen=True)
 class Keys:
-    """Where keys lie and how they are attended to: what all queries of a call share."""
+    """Where keys lie and how they are attended to: what all queries of a call share.
+
+    Attributes:
+        rule: attends to dense operands, as `attend` does.
+    """
 
     k_cache: Tensor
     v_cache: Tensor
@@ -76,6 +81,7 @@ class Keys:
     scale: float
     softcap: float
     sinks: Tensor | None
+    rule: Callable[..., Tensor] = attend
 
     def attend(self, q: Tensor, at: Tensor, requests: Tensor, key_at: Tensor) -> Tensor:
         """Attention of queries over the keys at given positions.
@@ -102,7 +108,7 @@ class Keys:
         # Zeros, not only a weight of zero: 0 times NaN is NaN.
         k = _rows(self.k_cache, slot).masked_fill(unseen, 0.0)
         v = _rows(self.v_cache, slot).masked_fill(unseen, 0.0)
-        return attend(
+        return self.rule(
             q.float(), k, v, visible, scale=self.scale, softcap=self.softcap, sinks=self.sinks
         )
 
@@ -177,3 +183,11 @@ def attention_on_gpu(q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tens
     span = keys.page_table.shape[1] * keys.page_size
     torch._assert_async((at < span).all(), "swa::paged_attention: seq_lens exceed page_table")
     return keys.attend_rows(q, at, request, span)
+
+
+def attention_by_device(
+    q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor
+) -> None:
+    """Attention of `q` `[N, H_q, D]` over `keys` into `out` `[N, H_q, D_v]`."""
+    form = attention_on_cpu if q.is_cpu else attention_on_gpu
+    out.copy_(form(q, keys, seq_lens, cu_seqlens_q))

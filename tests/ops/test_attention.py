@@ -1,6 +1,7 @@
 """Paged attention against a loop over queries, heads and keys in NumPy."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from swa_compile import ops
-from swa_compile.ops import attention, attention_reference
+from swa_compile.ops import attention_reference
+from swa_compile.ops.attention_choice import attention_kernel
+from swa_compile.ops.attention_reference import Keys, attention_on_gpu
+from swa_compile.ops.attention_sdpa import attend_by_sdpa
 
 ROWS = 48
 
@@ -41,6 +45,24 @@ def oracle(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, **options):
                 values = np.stack([v_cache[s, head // group] for s in slots])
                 out[row, head] = weights @ values / total
     return torch.from_numpy(out).float()
+
+
+def form_for_gpus(
+    q, k_cache, v_cache, table, lens, cu, *, rule=attention_reference.attend, **options
+):
+    """The gather as it runs on a GPU, which any device can run; tests/gpu runs it there."""
+    keys = Keys(
+        k_cache,
+        v_cache,
+        table,
+        options.get("page_size", 1),
+        options.get("window"),
+        options.get("scale") or q.shape[2] ** -0.5,
+        options.get("softcap", 0.0),
+        options.get("sinks"),
+        rule,
+    )
+    return attention_on_gpu(q, keys, lens, cu)
 
 
 def batch(new, lens, *, page_size=1, heads=(4, 2), dims=(8, 8), extra=0, index=torch.int32):
@@ -95,19 +117,26 @@ OPTIONS = {
 @pytest.mark.parametrize("new_and_lens", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_values_are_the_oracles(new_and_lens, options, page_size):
+@pytest.mark.parametrize("kernel", ["default", "sdpa", "reference"])
+def test_values_are_the_oracles(new_and_lens, options, page_size, kernel):
     args = batch(*new_and_lens, page_size=page_size)
-    got = ops.paged_attention(*args, page_size=page_size, **options)
+    if kernel == "sdpa" and "softcap" in options:
+        kernel = "default"  # SDPA has no softcap: test_attention_choice.py
+    with nullcontext() if kernel == "default" else attention_kernel(kernel):
+        got = ops.paged_attention(*args, page_size=page_size, **options)
     torch.testing.assert_close(got, oracle(*args, page_size=page_size, **options))
 
 
 @pytest.mark.parametrize("new_and_lens", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_form_for_gpus_gives_the_same(new_and_lens, options):
-    """It runs on any device; where there is a GPU, tests/gpu runs it there."""
     args = batch(*new_and_lens, page_size=4, extra=2)
-    got = attention.kernel_of(attention_reference.attention_on_gpu)(*args, page_size=4, **options)
-    torch.testing.assert_close(got, oracle(*args, page_size=4, **options))
+    rules = [attention_reference.attend]
+    if "softcap" not in options:
+        rules.append(attend_by_sdpa)
+    for rule in rules:
+        got = form_for_gpus(*args, page_size=4, rule=rule, **options)
+        torch.testing.assert_close(got, oracle(*args, page_size=4, **options))
 
 
 def test_long_forms_run_in_blocks(monkeypatch):
@@ -149,9 +178,7 @@ def test_keys_left_of_the_window_are_never_read(new_and_lens, form):
             k_cache[slot], v_cache[slot] = torch.nan, torch.nan
         for p in range(low // page_size):
             table[b, p] = -1 if p % 2 else 10**6
-    run = ops.paged_attention
-    if form == "gpu":
-        run = attention.kernel_of(attention_reference.attention_on_gpu)
+    run = form_for_gpus if form == "gpu" else ops.paged_attention
     torch.testing.assert_close(run(*args, page_size=page_size, window=window), want)
     assert not q.isnan().any()
 

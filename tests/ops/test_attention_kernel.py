@@ -10,15 +10,20 @@ import torch
 
 from swa_compile.ops.attention_reference import Keys
 
+attention_launch = pytest.importorskip(
+    "swa_compile.ops.attention_launch", reason="needs Triton", exc_type=ImportError
+)
+Tuning = attention_launch.Tuning
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture
-def attention(kernels):
-    """attention(call, splits=..., **options): the kernel on a `Call`."""
-    module = kernels("attention_triton")
+def attention(kernels, monkeypatch):
+    """attention(call, tuning=..., **options): the kernel on a `Call`."""
+    monkeypatch.setattr(attention_launch, "attention_triton", kernels("attention_triton"))
 
-    def run(call, splits=None, **options):
+    def run(call, tuning=None, **options):
         dim = call.q.shape[2]
         keys = Keys(
             call.k_cache.to(DEVICE),
@@ -30,10 +35,18 @@ def attention(kernels):
             options.get("softcap", 0.0),
             None if (sinks := options.get("sinks")) is None else sinks.to(DEVICE),
         )
-        moved = (t.to(DEVICE) for t in (call.lens, call.starts))
-        return module.attention(call.q.to(DEVICE), keys, *moved, splits=splits).cpu()
+        assert attention_launch.refusal(call.q, keys) is None
+        moved = [t.to(DEVICE) for t in (call.q, call.lens, call.starts)]
+        shape = (*call.q.shape[:2], call.v_cache.shape[2])
+        out = torch.full(shape, torch.nan, dtype=call.q.dtype, device=DEVICE)
+        attention_launch.attention(moved[0], keys, *moved[1:], out, tuning)
+        return out.cpu()
 
     return run
+
+
+def tuning(rows=16, keys=64, splits=1):
+    return Tuning(rows=rows, keys=keys, warps=4, stages=2, splits=splits)
 
 
 class Call:
@@ -105,7 +118,7 @@ class Call:
 ALL = {"window": 70, "scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("splits", "rows"), [(1, 16), (1, 64), (3, 16)])
 @pytest.mark.parametrize("options", [{}, {"window": 66}, ALL], ids=str)
 @pytest.mark.parametrize(
     ("new", "lens"),
@@ -116,9 +129,9 @@ ALL = {"window": 70, "scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -
     ],
     ids=["decode", "extend", "empty and padded requests"],
 )
-def test_batches_of_every_form(attention, new, lens, options, splits):
+def test_batches_of_every_form(attention, new, lens, options, splits, rows):
     call = Call(new, lens, page_size=4, behind=2)
-    got = attention(call, splits=splits, **options)
+    got = attention(call, tuning(splits=splits, rows=rows), **options)
     torch.testing.assert_close(got, call.oracle(**options), atol=2e-5, rtol=1e-4)
 
 
@@ -126,7 +139,7 @@ def test_batches_of_every_form(attention, new, lens, options, splits):
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_page_sizes_and_index_dtypes(attention, page_size, index):
     call = Call([1, 3], [100, 67], page_size=page_size, index=index)
-    got = attention(call, splits=2, window=40)
+    got = attention(call, tuning(splits=2), window=40)
     torch.testing.assert_close(got, call.oracle(window=40), atol=2e-5, rtol=1e-4)
 
 
@@ -137,7 +150,7 @@ def test_page_sizes_and_index_dtypes(attention, page_size, index):
 )
 def test_head_counts_and_dims(attention, heads, dims):
     call = Call([1, 2], [9, 70], heads=heads, dims=dims)
-    got = attention(call, splits=2)
+    got = attention(call, tuning(rows=32, splits=2))
     torch.testing.assert_close(got, call.oracle(), atol=2e-5, rtol=1e-4)
 
 
@@ -169,7 +182,7 @@ def test_caches_of_any_strides_and_queries_that_are_a_part(attention, layout):
 )
 def test_half_precision_agrees_to_its_own_precision(attention, dtype):
     call = Call([1, 4], [130, 70], dims=(16, 16), dtype=dtype)
-    got = attention(call, splits=2, window=50)
+    got = attention(call, tuning(splits=2), window=50)
     assert got.dtype is dtype
     torch.testing.assert_close(got.float(), call.oracle(window=50), atol=2e-2, rtol=2e-2)
 

@@ -1,0 +1,263 @@
+"""How the Triton attention kernels are launched: tile sizes, warps, splits.
+
+All of it follows from sizes and dtypes alone: a length that the device holds would take a
+synchronization. Decode is bound by memory, so its tiles are as large as fits a few times into the
+shared memory; extend by products, so its tiles are as high as the queries allow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from . import attention_triton
+from .attention_reference import Keys
+from .checks import dtype_name, is_float8
+
+_LOG2_E = math.log2(math.e)
+_MAX_SPLITS = 64
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+# Bytes of one tile of K and V in decode: two programs with three stages each fit a Hopper's SM.
+_TILE_BYTES = 2**15
+
+
+@dataclass(frozen=True)
+class Device:
+    """What of a device the sizes depend on.
+
+    Attributes:
+        multiprocessors: how many it has.
+        shared_memory: bytes that one program may use.
+    """
+
+    multiprocessors: int
+    shared_memory: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The sizes of a launch.
+
+    Attributes:
+        rows: rows of a block: queries times query heads per KV head, a power of 2 from 16 on.
+        keys: keys per tile, a power of 2 from 16 on.
+        warps, stages: `num_warps` and `num_stages` of Triton.
+        splits: into how many parts the keys of a request are split.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    splits: int
+
+
+@lru_cache(maxsize=4096)
+def tuning_for(
+    tokens: int,
+    requests: int,
+    kv_heads: int,
+    group: int,
+    dims: tuple[int, int],
+    itemsize: int,
+    page_size: int,
+    capacity: int,
+    window: int | None,
+    device: Device,
+) -> Tuning:
+    """The sizes for a call.
+
+    Args:
+        dims: D and D_v.
+        itemsize: bytes of an element of the caches or of q, the larger.
+        capacity: tokens that a row of the page table has room for.
+    """
+    least = max(16, _power_of_2(group))
+    width = sum(max(16, _power_of_2(dim)) for dim in dims) * itemsize
+    if tokens <= requests:
+        rows, blocks = least, tokens
+        keys = min(128, max(16, _TILE_BYTES // width))
+        if window is not None:
+            keys = min(keys, max(16, _power_of_2(window)))
+        stages = min(3, max(1, device.shared_memory * 9 // 20 // (keys * width)))
+        warps = 4
+    else:
+        wanted = _power_of_2(group * -(-tokens // requests))
+        rows = max(least, min(128 if itemsize <= 2 else 64, wanted))
+        blocks = tokens // max(1, rows // group) + requests + 1
+        keys = min(64, max(16, _TILE_BYTES // width))
+        stages = min(3, max(1, device.shared_memory * 3 // 4 // (keys * width)))
+        warps = 8 if rows >= 128 and max(dims) > 64 else 4
+    if 16 <= page_size < keys and page_size * 4 >= keys * 2:
+        keys = _power_of_2(page_size)  # a tile in one page reads the table once
+    reach = capacity
+    if window is not None:
+        reach = min(reach, window + rows // group)
+    most = min(_MAX_SPLITS, -(-reach // (2 * keys)))
+    splits = _splits(blocks * kv_heads, most, 2 * device.multiprocessors)
+    return Tuning(rows, keys, warps, stages, splits)
+
+
+def _splits(programs: int, most: int, slots: int) -> int:
+    """The fewest splits that keep `slots` programs at a time about as busy as any number does."""
+    if programs >= 0.8 * slots:
+        return 1
+    busy = {}
+    for splits in range(1, max(1, most) + 1):
+        waves = programs * splits / slots
+        busy[splits] = waves / math.ceil(waves) if waves else 1.0
+    best = max(busy.values())
+    return next(splits for splits, share in busy.items() if share >= 0.85 * best)
+
+
+@lru_cache
+def device_of(device: torch.device) -> Device:
+    """What the sizes depend on; of a device that has no such figures, a small one's."""
+    if device.type != "cuda":
+        return Device(1, 99 * 1024)
+    found = torch.cuda.get_device_properties(device)
+    shared = getattr(found, "shared_memory_per_block_optin", 99 * 1024)
+    return Device(found.multi_processor_count, shared)
+
+
+def refusal(q: Tensor, keys: Keys) -> str | None:
+    """Why the kernels cannot compute this call; None where they can."""
+    for name, tensor in (("q", q), ("k_cache", keys.k_cache), ("v_cache", keys.v_cache)):
+        dtype = tensor.dtype
+        if is_float8(dtype) and name != "q":
+            if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) or torch.version.hip:
+                return f"{name} is {dtype_name(dtype)}; of float8 it takes e4m3fn and e5m2"
+            if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) < (8, 9):
+                return f"{name} is {dtype_name(dtype)}, which needs compute capability 8.9"
+        elif dtype not in _FLOATS:
+            return f"{name} is {dtype_name(dtype)}; it takes float16, bfloat16 and float32"
+    if max(q.shape[2], keys.v_cache.shape[2]) > 512:
+        return f"head dimension {max(q.shape[2], keys.v_cache.shape[2])}; it takes up to 512"
+    return None
+
+
+def attention(
+    q: Tensor,
+    keys: Keys,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    out: Tensor,
+    tuning: Tuning | None = None,
+) -> None:
+    """Attention of `q` `[N, H_q, D]` over `keys` into `out`, `[N, H_q, D_v]`, contiguous.
+
+    Scores and sums are float32; products are of q's dtype, or of float32 where the caches have a
+    wider one or another of 16 bits. Sizes and dtypes have been checked, and `refusal` is None. One
+    launch, or two where the keys are split.
+
+    Args:
+        tuning: the sizes; None chooses them by `tuning_for`.
+    """
+    k_cache, v_cache, table, sinks = keys.k_cache, keys.v_cache, keys.page_table, keys.sinks
+    if sinks is not None:
+        sinks = sinks.contiguous()
+    tokens, heads, dim = q.shape
+    if not out.numel():
+        return
+    rows, kv_heads, dim_v = v_cache.shape
+    rows = min(rows, k_cache.shape[0])
+    requests, columns = table.shape
+    group = heads // kv_heads
+    if tuning is None:
+        tuning = tuning_for(
+            tokens,
+            requests,
+            kv_heads,
+            group,
+            (dim, dim_v),
+            max(k_cache.element_size(), v_cache.element_size(), q.element_size()),
+            keys.page_size,
+            columns * keys.page_size,
+            keys.window,
+            device_of(q.device),
+        )
+    splits = tuning.splits
+    if tokens <= requests:
+        queries, blocks = 1, tokens
+    else:
+        queries = tuning.rows // group
+        blocks = tokens // queries + requests + 1
+    partial = out
+    if splits > 1:
+        # Weighted sums, then the top score and the sum of weights of each row.
+        size = splits * tokens * heads * (dim_v + 2)
+        partial = torch.empty(size, dtype=torch.float32, device=q.device)
+    multiplier, cap = keys.scale * _LOG2_E, 0.0
+    if keys.softcap:
+        multiplier, cap = 2.0 * multiplier / keys.softcap, keys.softcap * _LOG2_E
+    block_dim_v = max(16, _power_of_2(dim_v))
+    attention_triton.attend[(blocks, kv_heads, splits)](
+        out,
+        partial,
+        q,
+        k_cache,
+        v_cache,
+        table,
+        seq_lens.contiguous(),
+        cu_seqlens_q.contiguous(),
+        sinks,
+        tokens,
+        requests,
+        columns,
+        table.stride(0),
+        rows,
+        multiplier,
+        cap,
+        keys.window or 0,
+        *q.stride(),
+        *k_cache.stride(),
+        *v_cache.stride(),
+        table.stride(1),
+        keys.page_size,
+        heads,
+        group,
+        queries,
+        tuning.rows,
+        tuning.keys,
+        dim,
+        dim_v,
+        max(16, _power_of_2(dim)),
+        block_dim_v,
+        splits,
+        keys.window is not None,
+        keys.softcap != 0.0,
+        sinks is not None,
+        _is_wide(q.dtype, k_cache.dtype) or _is_wide(q.dtype, v_cache.dtype),
+        "ieee",
+        num_warps=tuning.warps,
+        num_stages=tuning.stages,
+        sanitize_overflow=False,
+    )
+    if splits > 1:
+        attention_triton.merge[(tokens, heads)](
+            out,
+            partial,
+            sinks,
+            tokens,
+            heads,
+            dim_v,
+            block_dim_v,
+            splits,
+            _power_of_2(splits),
+            sinks is not None,
+            num_warps=min(8, max(1, _power_of_2(splits) * block_dim_v // 1024)),
+        )
+
+
+def _is_wide(q: torch.dtype, cache: torch.dtype) -> bool:
+    return cache is not q and not is_float8(cache) and q is not torch.float32
+
+
+def _power_of_2(number: int) -> int:
+    """The next power of 2 from `number` on."""
+    return 1 << max(0, number - 1).bit_length()
