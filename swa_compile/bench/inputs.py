@@ -36,13 +36,10 @@ class Setting:
         form = (config.kv_heads, config.head_dim)
         with torch.device(device):
             generator = torch.Generator(device).manual_seed(0)
-            caches = [
-                tuple(
-                    torch.empty(rows[kind], *form, dtype=config.dtype).normal_(generator=generator)
-                    for _ in "kv"
-                )
-                for kind in config.layers
-            ]
+            caches = []
+            for kind in config.layers:
+                k, v = (torch.empty(rows[kind], *form, dtype=config.dtype) for _ in "kv")
+                caches.append((k.normal_(generator=generator), v.normal_(generator=generator)))
             decoder = Decoder(config, shape.window, caches, longest=shape.context)
         decoder = decoder.requires_grad_(False).eval()
         for name, parameter in decoder.named_parameters():

@@ -91,7 +91,7 @@ def carry_out(
             left.append(job.name)
             continue
         try:
-            row = job.run(lambda what, name=job.name: say(f"{name}: {what}"))
+            row = job.run(_prefixed(say, job.name))
         except Exception as error:
             lines = [line for line in str(error).splitlines() if line.strip()]
             row = {"error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:400]}
@@ -99,3 +99,7 @@ def carry_out(
         longest = max(longest, seconds)
         record.add(job.name, {**row, "seconds": round(seconds, 1)})
     return left
+
+
+def _prefixed(say: Say, name: str) -> Say:
+    return lambda what: say(f"{name}: {what}")

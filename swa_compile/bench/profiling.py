@@ -41,7 +41,6 @@ def kind_of(name: str) -> str:
 
 def kernels_of(step: Callable[[], Any]) -> list[Kernel]:
     """What one call of `step` runs on the GPU, in order."""
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     step()
@@ -52,7 +51,7 @@ def kernels_of(step: Callable[[], Any]) -> list[Kernel]:
     events = [
         event
         for event in profiler.events()
-        if event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+        if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
     events.sort(key=lambda event: event.time_range.start)
     return [Kernel(event.name, event.time_range.elapsed_us()) for event in events]
