@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from swa_compile.bench.configs import CONFIGS, BenchConfig, Shape
+from swa_compile.bench.depth import measure as measure_depth
+from swa_compile.bench.pass_time import measure as measure_passes
+from swa_compile.bench.prologue import measure as measure_prologue
 from swa_compile.bench.record import Record, Row
+from swa_compile.bench.sizes import measure as measure_sizes
+from swa_compile.bench.start import measure as measure_start
 from swa_compile.bench.steps import Say, measure, row_name
-from swa_compile.bench.variants import VARIANTS, Variant, chosen
+from swa_compile.bench.stores import measure as measure_stores
+from swa_compile.bench.variants import Variant, chosen
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ def step_job(
     return Job(row_name(config, shape), run)
 
 
-# (config, batch, window): that of the targets first.
+# (config, batch, window). Of B other than 64 the targets name no piecewise figure.
 _STEPS = (
     ("ref24", 64, 128),
     ("ref24", 1, 128),
@@ -49,26 +55,65 @@ _STEPS = (
     ("ref24", 1, 1024),
     ("ref24", 256, 128),
 )
+_PIECEWISE = ("inductor-piecewise", "swa-piecewise")
 
 
-def target_jobs(device: torch.device, runs: int, variants: Sequence[str] = ()) -> Iterator[Job]:
-    """Everything that design/targets asks for; on the CPU, the same with the small model."""
-    if device.type != "cuda":
-        config = CONFIGS["small"]
-        yield step_job(config, Shape.of(config, 4), chosen(list(variants)), device, runs)
-    else:
-        for name, batch, window in _STEPS:
-            config = CONFIGS[name]
-            picked = chosen(list(variants))
-            if not variants and batch != 64:
-                # Their targets are for B=64, and each is another compilation.
-                piecewise = ("inductor-piecewise", "swa-piecewise")
-                picked = [VARIANTS[v] for v in VARIANTS if v not in piecewise]
-            yield step_job(config, Shape.of(config, batch, window), picked, device, runs)
+def target_jobs(
+    device: torch.device, runs: int, *, quick: bool = False, variants: Sequence[str] = ()
+) -> list[Job]:
+    """Everything that the targets ask for, what is wanted most first.
+
+    On a CPU the same in small. `quick` leaves out depth and repetition, so that every kind of row
+    is seen in a few minutes.
+    """
+    gpu = device.type == "cuda"
+    small = CONFIGS["small"]
+    jobs = []
+    for name, batch, window in _STEPS if gpu else (("small", 4, None),):
+        config = CONFIGS[name]
+        picked = chosen(variants)
+        if not variants and batch != 64 and gpu:
+            picked = [variant for variant in picked if variant.name not in _PIECEWISE]
+        jobs.append(step_job(config, Shape.of(config, batch, window), picked, device, runs))
+    if quick:
+        del jobs[1:]
+    table = (256, 131_072) if gpu else (8, 1024)
+    depths = (1, 24, 96) if gpu and not quick else (1, 3)
+    config = CONFIGS["ref24"] if gpu else small
+    start_shape = Shape.of(config, 64 if gpu else 4)
+    compilations = 2 if quick or not gpu else 10
+    pass_depths = (8, 16) if quick or not gpu else (32, 64, 128, 192)
+
+    def stores(batch: int) -> Job:
+        return Job(
+            f"stores/B{batch}",
+            lambda say: measure_stores(
+                batch,
+                device,
+                compilations=compilations,
+                runs=runs,
+                config=None if gpu else small,
+                say=say,
+            ),
+        )
+
+    further = [
+        *[stores(batch) for batch in ((64, 256) if gpu and not quick else (64,))],
+        Job(
+            f"prologue/B{table[0]}/P{table[1]}",
+            lambda say: measure_prologue(*table, device, runs=runs, say=say),
+        ),
+        Job("start", lambda say: measure_start(config, start_shape, device, say=say)),
+        Job("depth", lambda say: measure_depth(depths, device, say=say)),
+        Job("sizes", lambda say: measure_sizes(device, say=say)),
+        Job("passes", lambda say: measure_passes(pass_depths, say)),
+    ]
+    # The four steps of ref24 that the targets name, then the rest of the table.
+    return [*jobs[:4], *further[:3], *jobs[4:6], *further[3:], *jobs[6:]]
 
 
 def carry_out(
-    jobs: Iterator[Job] | Sequence[Job],
+    jobs: Sequence[Job],
     record: Record,
     *,
     budget: float | None = None,

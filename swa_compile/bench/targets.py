@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 from swa_compile.bench.record import Record, Row
@@ -39,6 +39,10 @@ def figures(record: Record) -> list[Figure]:
     for row in record.of_kind("steps").values():
         if "variants" in row:
             found += _step_figures(row)
+    for kind, figures_of in _FURTHER.items():
+        for row in record.of_kind(kind).values():
+            if "error" not in row:
+                found += figures_of(row)
     if not record.about.get("cuda"):  # the targets are those of a GPU
         found = [replace(figure, met=None) for figure in found]
     return found
@@ -121,7 +125,7 @@ def _ratio(
         if median_ms(row, variant, clock) is None:
             return Figure(what, where, _why_missing(row, variant), target, None)
     ratios = ratio_spread(row, above, below)
-    value = f"{ratios['median']:.3f} ({ratios['q1']:.3f} - {ratios['q3']:.3f})"
+    value = _spread(ratios)
     met: bool | None = None
     if least is not None:
         met = ratios["median"] >= least
@@ -131,17 +135,15 @@ def _ratio(
 
 
 def ratio_spread(row: Row, above: tuple[str, str], below: tuple[str, str]) -> dict[str, float]:
-    """Ratio of two medians, and the quartiles of the ratios turn by turn.
+    """Ratio of two variants of a row of steps, each given as (variant, clock)."""
+    return ratio_of(*(row["variants"][v][clock]["samples"] for v, clock in (above, below)))
 
-    Args:
-        above, below: (variant, clock).
-    """
-    samples = [row["variants"][v][clock]["samples"] for v, clock in (above, below)]
-    turns = [a / b for a, b in zip(*samples, strict=True)]
+
+def ratio_of(above: list[float], below: list[float]) -> dict[str, float]:
+    """Ratio of two medians, and the quartiles of the ratios turn by turn."""
+    turns = [a / b for a, b in zip(above, below, strict=True)]
     low, _, high = quantiles(turns if len(turns) > 1 else turns * 2, n=4)
-    a, b = (median_ms(row, variant, clock) for variant, clock in (above, below))
-    assert a is not None and b is not None
-    return {"median": a / b, "q1": low, "q3": high}
+    return {"median": median(above) / median(below), "q1": low, "q3": high}
 
 
 def _why_missing(row: Row, variant: str) -> str:
@@ -162,3 +164,101 @@ def _launches(row: Row, where: str, ours: str) -> Iterator[Figure]:
     per_layer = [count / row["layers"] for count in counts]
     value = f"{per_layer[0]:.1f} and {per_layer[1]:.1f}"
     yield Figure(what, where, value, target, counts[0] <= counts[1])
+
+
+def _spread(ratios: dict[str, float]) -> str:
+    return f"{ratios['median']:.3f} ({ratios['q1']:.3f} - {ratios['q3']:.3f})"
+
+
+# The most that targets.md allows one layer's norms, RoPE and stores alone, in us.
+_STORES_US = {64: 3.0, 256: 4.0}
+
+
+def _store_figures(row: Row) -> Iterator[Figure]:
+    where = f"one layer B={row['batch']}"
+    ours, most = row["ours_us"], _STORES_US.get(row["batch"])
+    target = "-" if most is None else f"<= {most:g} in all"
+    value = f"{ours['median']:.2f} ({ours['min']:.2f} - {ours['max']:.2f})"
+    what = f"qk-norm, RoPE, stores: us, {row['compilations']} compilations"
+    yield Figure(what, where, value, target, None if most is None else ours["max"] <= most)
+    launches = [
+        e["launches"] for n, e in row["ways"].items() if n[:4] == "ours" and "launches" in e
+    ]
+    if launches:
+        most_launches = max(launches)
+        value = f"{most_launches:g}"
+        yield Figure("launches of these", where, value, "<= 2", most_launches <= 2)
+
+
+def _prologue_figures(row: Row) -> Iterator[Figure]:
+    large = row["table_mb"] >= 64
+    yield Figure(
+        "prologue / copying its bytes",
+        f"table of {row['table_mb']:g} MB",
+        _spread(row["ratio"]),
+        "<= 1.3",
+        row["ratio"]["median"] <= 1.3 if large else None,
+    )
+
+
+def _depth_figures(row: Row) -> Iterator[Figure]:
+    depths = row["depths"]
+    where = f"{', '.join(str(entry['layers']) for entry in depths)} layers"
+    counts = [entry["mapping_kernels"] for entry in depths]
+    late = sum(entry["mapping_kernels_late"] or 0 for entry in depths)
+    yield Figure(
+        "translation kernels per forward",
+        where,
+        ", ".join(map(str, counts)),
+        "1",
+        set(counts) == {1} and not late,
+    )
+
+
+def _start_figures(row: Row) -> Iterator[Figure]:
+    where = f"{row['config']} B={row['batch']}"
+    cold, warm = row["cold"]["seconds"], row["warm"]["seconds"]
+    value = f"{row['ratio']:.3f} ({warm:.1f} s / {cold:.1f} s)"
+    hit = row["warm"]["from_cache"]
+    yield Figure("warm start / cold start", where, value, "<= 0.25", hit and row["ratio"] <= 0.25)
+    share = row["passes_share"]
+    yield Figure("passes / cold compile", where, f"{share:.2%}", "<= 2%", share <= 0.02)
+
+
+# How much more a node may cost in the deepest model than in the shallowest that is measured.
+_LINEAR = 1.25
+
+
+def _pass_figures(row: Row) -> Iterator[Figure]:
+    first, last = row["depths"][0], row["depths"][-1]
+    growth = last["us_per_node"] / first["us_per_node"]
+    yield Figure(
+        "passes' time per node, deepest / shallowest",
+        f"{first['layers']} to {last['layers']} layers, {last['nodes']} nodes",
+        f"{growth:.2f} ({last['us_per_node']:.0f} us / {first['us_per_node']:.0f} us)",
+        f"<= {_LINEAR}",
+        growth <= _LINEAR if last["nodes"] >= 20_000 else None,
+    )
+
+
+def _size_figures(row: Row) -> Iterator[Figure]:
+    counts = row["compilations"]
+    value = ", ".join(f"{count} {name}" for name, count in counts.items())
+    best = counts.get("mark_sizes")
+    yield Figure(
+        "compilations",
+        f"N in {', '.join(map(str, row['sizes']))}",
+        value,
+        "<= 2 with mark_sizes",
+        isinstance(best, int) and best <= 2,
+    )
+
+
+_FURTHER: dict[str, Callable[[Row], Iterator[Figure]]] = {
+    "stores": _store_figures,
+    "prologue": _prologue_figures,
+    "depth": _depth_figures,
+    "start": _start_figures,
+    "passes": _pass_figures,
+    "sizes": _size_figures,
+}

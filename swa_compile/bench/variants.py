@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swa_compile.bench.graphs import captured
 from swa_compile.bench.inputs import Setting
 from swa_compile.bench.model import aten, by_hand, natural, store_aten
 from swa_compile.kv import ForwardBatch
@@ -121,7 +122,7 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def chosen(names: list[str]) -> list[Variant]:
+def chosen(names: Sequence[str]) -> list[Variant]:
     """Variants by name or letter, in the order of `VARIANTS`; none given: all.
 
     Raises:
@@ -161,14 +162,8 @@ def require_available(variant: Variant, device: torch.device) -> None:
             raise NotHere("not available", str(error)) from error
 
 
-def prepare(variant: Variant, setting: Setting) -> Step:
-    """The step, compiled, warm and captured: what is timed.
-
-    Raises:
-        NotHere: it cannot run here.
-    """
-    device = setting.x.device
-    require_available(variant, device)
+def compiled(variant: Variant, setting: Setting) -> Step:
+    """The step behind `torch.compile`, not yet called; eager code where the variant is that."""
     forward = variant.forward(setting)
     if variant.backend is not None:
         forward = torch.compile(
@@ -179,14 +174,22 @@ def prepare(variant: Variant, setting: Setting) -> Step:
             dynamic=False,
         )
     x, batch = setting.x, setting.batch
+    return lambda: forward(x, batch)
 
-    def step() -> Tensor:
-        return forward(x, batch)
 
-    step()  # compiles
+def prepare(variant: Variant, setting: Setting) -> Step:
+    """The step, compiled, warm and captured: what is timed.
+
+    Raises:
+        NotHere: it cannot run here.
+    """
+    device = setting.x.device
+    require_available(variant, device)
+    step = compiled(variant, setting)
+    step()
     if device.type != "cuda":
         return step
-    return _captured(step) if variant.capture else _warm(step)
+    return captured(step) if variant.capture else _warm(step)
 
 
 def _warm(step: Step) -> Step:
@@ -194,23 +197,3 @@ def _warm(step: Step) -> Step:
         step()
     torch.cuda.synchronize()
     return step
-
-
-def _captured(step: Step) -> Step:
-    """`step` as the replay of one CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay

@@ -104,7 +104,7 @@ def _jobs(args: argparse.Namespace, device: Any, runs: int) -> list[Any]:
     config = CONFIGS[args.config or ("ref24" if gpu else "small")]
     try:
         if args.targets:
-            return list(target_jobs(device, runs, args.variants))
+            return target_jobs(device, runs, quick=args.quick, variants=args.variants)
         return [
             step_job(
                 config,
