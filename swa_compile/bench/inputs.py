@@ -43,7 +43,6 @@ class Setting:
             decoder = Decoder(config, shape.window, caches, longest=shape.context)
         decoder = decoder.requires_grad_(False).eval()
         for name, parameter in decoder.named_parameters():
-            parameter.data = parameter.data.to(config.dtype)
             _fill(name, parameter, config, generator)
         x, batch = _random_batch(config, shape, seed=0)
         return cls(config, shape, decoder, x.to(device), _to(batch, device))

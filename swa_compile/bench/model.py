@@ -79,7 +79,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             Layer(config, window if kind == "swa" else None) for kind in config.layers
         )
-        self.norm = nn.RMSNorm(config.d_model)
+        self.norm = nn.RMSNorm(config.d_model, dtype=config.dtype)
         for i, (k_cache, v_cache) in enumerate(caches):
             self.register_buffer(f"k_cache_{i}", k_cache)
             self.register_buffer(f"v_cache_{i}", v_cache)
@@ -121,16 +121,18 @@ class Layer(nn.Module):
         self.window = window
         self.gated = config.mlp != "gelu"
         self.act = F.silu if config.mlp == "swiglu" else F.gelu
-        self.attention_norm = nn.RMSNorm(config.d_model)
-        self.mlp_norm = nn.RMSNorm(config.d_model)
-        self.qkv = nn.Linear(config.d_model, config.qkv_width, bias=False)
+        d_model, dtype = config.d_model, config.dtype
+        self.attention_norm = nn.RMSNorm(d_model, dtype=dtype)
+        self.mlp_norm = nn.RMSNorm(d_model, dtype=dtype)
+        self.qkv = _linear(d_model, config.qkv_width, dtype)
         self.heads = Heads(config)
-        self.out = nn.Linear(config.heads * config.head_dim, config.d_model, bias=False)
-        self.up = nn.Linear(config.d_model, config.mlp_width * (1 + self.gated), bias=False)
-        self.down = nn.Linear(config.mlp_width, config.d_model, bias=False)
-        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.sinks else None
-        norms = [nn.RMSNorm(config.d_model) if config.post_norms else nn.Identity() for _ in "ab"]
-        self.post_attention_norm, self.post_mlp_norm = norms
+        self.out = _linear(config.heads * config.head_dim, d_model, dtype)
+        self.up = _linear(d_model, config.mlp_width * (1 + self.gated), dtype)
+        self.down = _linear(config.mlp_width, d_model, dtype)
+        sinks = torch.empty(config.heads, dtype=dtype)
+        self.sinks = nn.Parameter(sinks) if config.sinks else None
+        self.post_attention_norm = _norm(d_model, dtype, config.post_norms)
+        self.post_mlp_norm = _norm(d_model, dtype, config.post_norms)
 
     def forward(
         self,
@@ -177,13 +179,21 @@ class Heads(nn.Module):
         super().__init__()
         self.counts = (config.heads, config.kv_heads, config.kv_heads)
         self.head_dim = config.head_dim
-        self.q_norm = nn.RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
+        self.q_norm = _norm(config.head_dim, config.dtype, config.qk_norm)
+        self.k_norm = _norm(config.head_dim, config.dtype, config.qk_norm)
 
     def forward(self, qkv: Tensor, angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sizes = [count * self.head_dim for count in self.counts]
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in qkv.split(sizes, dim=-1))
         return rotate(self.q_norm(q), angles), rotate(self.k_norm(k), angles), v
+
+
+def _linear(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+
+
+def _norm(width: int, dtype: torch.dtype, wanted: bool) -> nn.Module:
+    return nn.RMSNorm(width, dtype=dtype) if wanted else nn.Identity()
 
 
 def rope_table(positions: int, head_dim: int, theta: float) -> Tensor:

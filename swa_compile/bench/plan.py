@@ -11,6 +11,7 @@ import torch
 from swa_compile.bench.configs import CONFIGS, BenchConfig, Shape
 from swa_compile.bench.depth import measure as measure_depth
 from swa_compile.bench.pass_time import measure as measure_passes
+from swa_compile.bench.prefetch import default_jobs, prefetch
 from swa_compile.bench.prologue import measure as measure_prologue
 from swa_compile.bench.record import Record, Row
 from swa_compile.bench.sizes import measure as measure_sizes
@@ -22,10 +23,19 @@ from swa_compile.bench.variants import Variant, chosen
 
 @dataclass(frozen=True)
 class Job:
-    """One row of the record: its name, and what measures it."""
+    """One row of the record: its name, what measures it, and the variants that it has to have."""
 
     name: str
     run: Callable[[Say], Row]
+    variants: tuple[str, ...] = ()
+
+    def done_by(self, row: Row | None) -> bool:
+        """Whether `row`, of an earlier run, holds what this job would measure."""
+        if row is None or "error" in row:
+            return False
+        entries = row.get("variants", {})
+        broken = any(entry["status"] in ("wrong", "failed") for entry in entries.values())
+        return not broken and set(self.variants) <= set(entries)
 
 
 def step_job(
@@ -34,13 +44,20 @@ def step_job(
     variants: Sequence[Variant],
     device: torch.device,
     runs: int,
+    jobs: int | None = None,
 ) -> Job:
-    """The row of one decode step."""
+    """The row of one decode step; `jobs` processes compile for it ahead (None: by the machine)."""
 
     def run(say: Say) -> Row:
+        count = default_jobs(config, device) if jobs is None else jobs
+        if count > 1:
+            say(f"compiling ahead, {count} at a time")
+            failed = prefetch(config, shape, variants, device, count)
+            if failed:
+                say(f"not compiled ahead: {', '.join(failed)}")
         return measure(config, shape, variants, device, runs=runs, say=say)
 
-    return Job(row_name(config, shape), run)
+    return Job(row_name(config, shape), run, tuple(variant.name for variant in variants))
 
 
 # (config, batch, window). Of B other than 64 the targets name no piecewise figure.
@@ -59,7 +76,12 @@ _PIECEWISE = ("inductor-piecewise", "swa-piecewise")
 
 
 def target_jobs(
-    device: torch.device, runs: int, *, quick: bool = False, variants: Sequence[str] = ()
+    device: torch.device,
+    runs: int,
+    *,
+    quick: bool = False,
+    variants: Sequence[str] = (),
+    jobs: int | None = None,
 ) -> list[Job]:
     """Everything that the targets ask for, what is wanted most first.
 
@@ -68,15 +90,16 @@ def target_jobs(
     """
     gpu = device.type == "cuda"
     small = CONFIGS["small"]
-    jobs = []
+    steps = []
     for name, batch, window in _STEPS if gpu else (("small", 4, None),):
         config = CONFIGS[name]
         picked = chosen(variants)
         if not variants and batch != 64 and gpu:
             picked = [variant for variant in picked if variant.name not in _PIECEWISE]
-        jobs.append(step_job(config, Shape.of(config, batch, window), picked, device, runs))
+        shape = Shape.of(config, batch, window)
+        steps.append(step_job(config, shape, picked, device, runs, jobs))
     if quick:
-        del jobs[1:]
+        del steps[1:]
     table = (256, 131_072) if gpu else (8, 1024)
     depths = (1, 24, 96) if gpu and not quick else (1, 3)
     config = CONFIGS["ref24"] if gpu else small
@@ -109,7 +132,7 @@ def target_jobs(
         Job("passes", lambda say: measure_passes(pass_depths, say)),
     ]
     # The four steps of ref24 that the targets name, then the rest of the table.
-    return [*jobs[:4], *further[:3], *jobs[4:6], *further[3:], *jobs[6:]]
+    return [*steps[:4], *further[:3], *steps[4:6], *further[3:], *steps[6:]]
 
 
 def carry_out(
@@ -128,7 +151,7 @@ def carry_out(
     longest = 0.0
     left = []
     for job in jobs:
-        if "error" not in record.rows.get(job.name, {"error": ""}):
+        if job.done_by(record.rows.get(job.name)):
             say(f"{job.name}: measured before")
             continue
         start = time.perf_counter()

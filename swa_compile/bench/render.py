@@ -75,7 +75,7 @@ def tables(record: Record) -> Iterator[Table]:
             "GPU, ms (quartiles)",
             "wall, ms (quartiles)",
             "launches",
-            "s to compile",
+            "s to prepare",
         )
         yield Table(_title(row), (*head, ""), frozenset({0, 5}), _step_lines(row))
     for row in steps:
@@ -87,6 +87,9 @@ def tables(record: Record) -> Iterator[Table]:
                 frozenset({0}),
                 lines,
             )
+    for row in record.of_kind("stores").values():
+        if "ways" in row:
+            yield _store_table(row)
     failed = [[name, row["error"]] for name, row in record.rows.items() if "error" in row]
     if failed:
         yield Table("Rows that failed", ("row", "error"), frozenset({0, 1}), failed)
@@ -97,6 +100,25 @@ def tables(record: Record) -> Iterator[Table]:
             frozenset({0, 1}),
             [[f"{v.name} ({v.letter})", v.about] for v in VARIANTS.values()],
         )
+
+
+def _store_table(row: Row) -> Table:
+    lines = []
+    for name, way in row["ways"].items():
+        timed, launches = way["us"], way.get("launches")
+        lines.append(
+            [
+                name,
+                f"{timed['median']:.2f} ({timed['q1']:.2f} - {timed['q3']:.2f})",
+                "" if launches is None else f"{launches:g}",
+            ]
+        )
+    return Table(
+        f"One layer's qk-norm, RoPE and stores alone, B={row['batch']}",
+        ("", "µs a call (quartiles)", "launches a call"),
+        frozenset({0}),
+        lines,
+    )
 
 
 def _title(row: Row) -> str:

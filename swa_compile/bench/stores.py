@@ -52,7 +52,7 @@ class _Layer:
             def noise(*shape: int) -> Tensor:
                 return torch.empty(*shape, dtype=config.dtype).normal_(generator=generator)
 
-            heads = Heads(config).to(config.dtype).requires_grad_(False)
+            heads = Heads(config).requires_grad_(False)
             form = (rows, config.kv_heads, config.head_dim)
             return cls(
                 heads,
@@ -85,8 +85,7 @@ class _Layer:
 
     def arguments(self) -> tuple[Tensor, ...]:
         """What `forward` is called with."""
-        tensors = (self.qkv, self.angles, self.positions, self.loc, self.k_cache, self.v_cache)
-        return tensors
+        return (self.qkv, self.angles, self.positions, self.loc, self.k_cache, self.v_cache)
 
     def expect(self, call: Callable[..., Any]) -> None:
         """Raise where `call` stores other rows, or gives another q, than eager code.
@@ -99,11 +98,10 @@ class _Layer:
         for cache in (self.k_cache, self.v_cache):
             cache[self.loc] = torch.nan
         got = call(*self.arguments())
-        tolerance = {"rtol": 0.03, "atol": 0.03}
-        if not torch.allclose(got.float(), q.float(), **tolerance):
+        if not torch.allclose(got.float(), q.float(), rtol=0.03, atol=0.03):
             raise RuntimeError("q is not what eager code gives")
         for name, cache, rows in zip("KV", (self.k_cache, self.v_cache), want, strict=True):
-            if not torch.allclose(cache.float(), rows.float(), **tolerance):
+            if not torch.allclose(cache.float(), rows.float(), rtol=0.03, atol=0.03):
                 raise RuntimeError(f"the rows of {name} are not what eager code stores")
 
 
@@ -133,7 +131,7 @@ def measure(
     steps = {}
     for name, backend, store in plan:
         say(name)
-        options = {"cudagraphs": "off"} if backend == "swa" else None
+        options: Any = {"cudagraphs": "off"} if backend == "swa" else None
         with cold_caches():
             call: Any = torch.compile(
                 layer.forward(store),

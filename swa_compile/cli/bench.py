@@ -41,6 +41,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--targets", action="store_true", help="everything that the project is held against"
     )
     parser.add_argument("--budget", type=float, help="start nothing that would pass these seconds")
+    parser.add_argument(
+        "--jobs", type=int, help="variants compiled ahead at once (by cores and memory; 1: none)"
+    )
     parser.add_argument("--runs", type=int, help="timed steps of each (60)")
     parser.add_argument("--quick", action="store_true", help="few timed steps: a look, no figure")
     parser.add_argument("--json", metavar="FILE", help="write the results there, row by row")
@@ -104,7 +107,9 @@ def _jobs(args: argparse.Namespace, device: Any, runs: int) -> list[Any]:
     config = CONFIGS[args.config or ("ref24" if gpu else "small")]
     try:
         if args.targets:
-            return target_jobs(device, runs, quick=args.quick, variants=args.variants)
+            return target_jobs(
+                device, runs, quick=args.quick, variants=args.variants, jobs=args.jobs
+            )
         return [
             step_job(
                 config,
@@ -112,6 +117,7 @@ def _jobs(args: argparse.Namespace, device: Any, runs: int) -> list[Any]:
                 chosen(args.variants),
                 device,
                 runs,
+                args.jobs,
             )
             for batch in args.batch or [64 if gpu else 4]
             for window in args.window or [config.window]
