@@ -10,46 +10,11 @@ nodes. The time is that of the pass object itself, so tracing and code generatio
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
-from unittest import mock
 
 import torch
 
 import swa_compile
-from swa_compile.kv import HybridKVPool
-from swa_compile.models import HybridConfig, HybridTransformer
-from swa_compile.passes import HoistPipeline
-
-
-def compile_once(layers: int, backend: str) -> tuple[float, float, int]:
-    """(seconds of the whole compilation, seconds of the passes, nodes of the functional graph)."""
-    config = HybridConfig(layers=("swa",) * layers, d_model=32, head_dim=8, window=8)
-    pool = HybridKVPool(config.layer_specs(), max_tokens=64, max_requests=2)
-    model = HybridTransformer(config, pool).eval()
-    batch = pool.batch([(pool.open(), [1, 2, 3]), (pool.open(), [4, 5])], width=8)
-    spent: list[float] = []
-    nodes: list[int] = []
-    run = HoistPipeline.__call__
-
-    def timed(self: HoistPipeline, graph: torch.fx.Graph) -> None:
-        nodes.append(len(graph.nodes))
-        start = time.perf_counter()
-        run(self, graph)
-        spent.append(time.perf_counter() - start)
-
-    torch._dynamo.reset()
-    # A cold compilation: a cache folder that nothing has written to.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=folder),
-        mock.patch.object(HoistPipeline, "__call__", timed),
-        torch.no_grad(),
-    ):
-        start = time.perf_counter()
-        torch.compile(model, backend=backend, fullgraph=True)(batch)
-        whole = time.perf_counter() - start
-    return whole, sum(spent), sum(nodes)
+from swa_compile.bench.pass_time import compile_once
 
 
 def main() -> None:
@@ -61,13 +26,15 @@ def main() -> None:
     compile_once(1, "swa_eager")  # imports
     print(f"{'layers':>7} {'nodes':>8} {'passes':>10} {'us per node':>12}")
     for layers in args.layers:
-        _, passes, nodes = compile_once(layers, "swa_eager")
-        print(f"{layers:>7} {nodes:>8} {passes:>8.3f} s {passes / nodes * 1e6:>12.1f}")
+        _, spent = compile_once(layers, "swa_eager")
+        per_node = spent.seconds / spent.nodes * 1e6
+        print(f"{layers:>7} {spent.nodes:>8} {spent.seconds:>8.3f} s {per_node:>12.1f}")
     if args.inductor:
         print(f"{'layers':>7} {'cold compile':>13} {'passes':>10} {'share':>8}")
     for layers in args.inductor:
-        whole, passes, _ = compile_once(layers, "swa")
-        print(f"{layers:>7} {whole:>11.1f} s {passes:>8.3f} s {passes / whole:>8.2%}")
+        whole, spent = compile_once(layers, "swa")
+        share = spent.seconds / whole
+        print(f"{layers:>7} {whole:>11.1f} s {spent.seconds:>8.3f} s {share:>8.2%}")
 
 
 if __name__ == "__main__":

@@ -1,141 +1,168 @@
-"""`swa-compile bench`: a decode step, eager, with plain `torch.compile`, and with this backend."""
+"""`swa-compile bench`: decode steps of a reference model, against what one could do without us."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.table import Table
 
 from swa_compile.cli.device import add_device_option, chosen_device
-from swa_compile.cli.errors import UsageError
+from swa_compile.cli.errors import CheckFailed, UsageError
+
+_CONFIGS = ("ref24", "gpt-oss-20b", "gemma-3", "small")
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="time a decode step of the reference model",
-        description="Time one decode step of the reference model: eager, torch.compile with "
-        "Inductor, and with this backend. The three take turns, so a slow moment hits all of them; "
-        "medians and quartiles of each are printed.",
+        help="time decode steps of a reference model against other ways to run them",
+        description="Time one decode step of a model: eager, with torch.compile, hoisted by hand, "
+        "and with this backend. All are built from the same weights, compared with eager code "
+        "(outputs, and every row of every cache), and timed in turns.",
     )
-    for option, default, what in (
-        ("--layers", 12, "layers, half of them swa"),
-        ("--window", 128, "keys that an swa layer sees"),
-        ("--batch", 8, "requests that decode together"),
-        ("--context", 256, "tokens that each has in the cache"),
-        ("--runs", 50, "timed steps of each"),
-    ):
-        parser.add_argument(option, type=int, default=default, help=f"{what} ({default})")
+    parser.add_argument("--config", choices=_CONFIGS, help="the model (ref24; small on a CPU)")
+    parser.add_argument(
+        "--batch", type=int, nargs="*", default=[], help="requests that decode together (64; 4)"
+    )
+    parser.add_argument(
+        "--window",
+        type=int,
+        nargs="*",
+        default=[],
+        help="keys that an swa layer sees (the model's)",
+    )
+    parser.add_argument("--context", type=int, help="tokens of the longest request (the model's)")
+    parser.add_argument(
+        "--variants", nargs="*", default=[], metavar="NAME", help="names, or letters a to f (all)"
+    )
+    parser.add_argument(
+        "--targets", action="store_true", help="everything that the project is held against"
+    )
+    parser.add_argument("--budget", type=float, help="start nothing that would pass these seconds")
+    parser.add_argument(
+        "--jobs", type=int, help="variants compiled ahead at once (by cores and memory; 1: none)"
+    )
+    parser.add_argument("--runs", type=int, help="timed steps of each (60)")
+    parser.add_argument("--quick", action="store_true", help="few timed steps: a look, no figure")
+    parser.add_argument("--json", metavar="FILE", help="write the results there, row by row")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what FILE has, measure the rest"
+    )
+    parser.add_argument("--render", metavar="FILE", help="print FILE as Markdown; measure nothing")
+    parser.add_argument("--plot", metavar="DIR", help="write plots there, as PNG")
     add_device_option(parser)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the table.
+    """Measure, print the tables, write JSON and plots as asked.
 
     Raises:
         UsageError: for options that cannot be run.
+        CheckFailed: a variant was wrong or failed.
     """
-    for name in ("layers", "window", "batch", "context", "runs"):
-        if getattr(args, name) < 1:
-            raise UsageError(f"--{name} is at least 1; got {getattr(args, name)}")
-    device = chosen_device(args.device)
+    from swa_compile.bench.record import Record, RecordError, about
+    from swa_compile.bench.render import markdown, show
+
+    console = Console(highlight=False)
+    try:
+        if args.render:
+            record = Record.read(Path(args.render))
+            print(markdown(record), end="")
+            _plot(record, args.plot)
+            return
+        runs = _runs(args)
+        device = chosen_device(args.device)
+        told = about(device, runs=runs)
+        path = Path(args.json) if args.json else None
+        record = Record.continued(path, told) if path and args.resume else Record(told, path)
+        _measure(args, record, device, runs, console)
+    except RecordError as error:
+        raise UsageError(str(error)) from error
+    show(console, record)
+    _plot(record, args.plot)
+    _raise_where_wrong(record)
+
+
+def _runs(args: argparse.Namespace) -> int:
+    runs: int = args.runs if args.runs is not None else (10 if args.quick else 60)
+    if runs < 1:
+        raise UsageError(f"--runs is at least 1; got {runs}")
+    return runs
+
+
+def _jobs(args: argparse.Namespace, device: Any, runs: int) -> list[Any]:
+    """What to measure.
+
+    Raises:
+        UsageError: there is no such variant, or a size is not possible.
+    """
+    from swa_compile.bench.configs import CONFIGS, Shape
+    from swa_compile.bench.plan import step_job, target_jobs
+    from swa_compile.bench.variants import chosen
+
+    gpu = device.type == "cuda"
+    config = CONFIGS[args.config or ("ref24" if gpu else "small")]
+    try:
+        if args.targets:
+            return target_jobs(
+                device, runs, quick=args.quick, variants=args.variants, jobs=args.jobs
+            )
+        return [
+            step_job(
+                config,
+                Shape.of(config, batch, window, args.context),
+                chosen(args.variants),
+                device,
+                runs,
+                args.jobs,
+            )
+            for batch in args.batch or [64 if gpu else 4]
+            for window in args.window or [config.window]
+        ]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _measure(
+    args: argparse.Namespace, record: Any, device: Any, runs: int, console: Console
+) -> None:
+    import torch
+
+    from swa_compile.bench.plan import carry_out
+
     if device.type == "cpu":
         torch.set_num_threads(1)  # as in the demo: such layers are too small for two
-    console = Console(highlight=False)
-    steps = {}
-    for name in ("eager", "inductor", "swa"):
-        with console.status(f"preparing {name}"), torch.no_grad():
-            steps[name] = _prepare(args, device, name)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    with torch.no_grad(), console.status("timing"):
-        for _ in range(args.runs):
-            for name, step in steps.items():
-                seconds[name].append(_timed(step, device))
-    figures = {name: _summary(values) for name, values in seconds.items()}
-    _print(console, figures)
-    if args.json:
-        about = {
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            **{name: getattr(args, name) for name in ("layers", "window", "batch", "context")},
-        }
-        Path(args.json).write_text(json.dumps({"about": about, "steps": figures}, indent=2) + "\n")
+    jobs = _jobs(args, device, runs)
+    if console.is_terminal:
+        with console.status("starting") as status:
+            left = carry_out(jobs, record, budget=args.budget, say=status.update)
+    else:
+        left = carry_out(jobs, record, budget=args.budget, say=console.print)
+    if left:
+        console.print(f"no time was left for: {', '.join(left)}")
 
 
-def _prepare(args: argparse.Namespace, device: torch.device, name: str) -> Callable[[], Any]:
-    """A decode step on a pool of its own, compiled and warm."""
-    from swa_compile.kv import HybridKVPool
-    from swa_compile.models import HybridConfig, HybridTransformer
+def _plot(record: Any, folder: str | None) -> None:
+    if folder is None:
+        return
+    from swa_compile.bench.plots import NoMatplotlib, plot
 
-    kinds = tuple("swa" if i % 2 == 0 else "full" for i in range(args.layers))
-    config = HybridConfig(layers=kinds, window=args.window)
-    tokens = args.context + 1
-    pool = HybridKVPool(
-        config.layer_specs(),
-        max_tokens=args.batch * tokens,
-        max_requests=args.batch,
-        max_context=tokens,
-        swa_tokens=args.batch * tokens,
-        device=device,
-    )
-    torch.manual_seed(0)
-    model = HybridTransformer(config, pool).to(device).eval()
-    requests = [pool.open() for _ in range(args.batch)]
-    prompt = torch.randint(config.vocab_size, (args.batch, args.context)).tolist()
-    model(pool.batch(list(zip(requests, prompt, strict=True)), width=tokens))
-    batch = pool.batch([(request, [1]) for request in requests], width=tokens)
-    forward: Any = model
-    if name != "eager":
-        torch._dynamo.reset()
-        forward = torch.compile(model, backend=name, fullgraph=True)
-
-    def step() -> Any:
-        return forward(batch)
-
-    for _ in range(3):
-        step()
-    return step
+    try:
+        plot(record, Path(folder))
+    except NoMatplotlib as error:
+        raise UsageError(str(error)) from error
 
 
-def _timed(step: Callable[[], Any], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def _summary(seconds: list[float]) -> dict[str, float]:
-    """Median and quartiles, in milliseconds."""
-    if len(seconds) == 1:
-        seconds = seconds * 2
-    low, _, high = statistics.quantiles(seconds, n=4)
-    names = ("median_ms", "q1_ms", "q3_ms")
-    return {n: s * 1e3 for n, s in zip(names, (statistics.median(seconds), low, high), strict=True)}
-
-
-def _print(console: Console, figures: dict[str, dict[str, float]]) -> None:
-    table = Table(box=None, padding=(0, 2))
-    for heading in ("", "median", "quartiles", "against swa"):
-        table.add_column(heading, justify="right" if heading else "left")
-    ours = figures["swa"]["median_ms"]
-    for name, figure in figures.items():
-        table.add_row(
-            name,
-            f"{figure['median_ms']:.2f} ms",
-            f"{figure['q1_ms']:.2f} - {figure['q3_ms']:.2f}",
-            f"{figure['median_ms'] / ours:.2f}x",
-        )
-    console.print(table)
+def _raise_where_wrong(record: Any) -> None:
+    bad = [f"{name}: {row['error']}" for name, row in record.rows.items() if "error" in row]
+    bad += [
+        f"{name}, {variant}: {entry['status']}: {entry['reason']}"
+        for name, row in record.of_kind("steps").items()
+        for variant, entry in row.get("variants", {}).items()
+        if entry["status"] in ("wrong", "failed")
+    ]
+    if bad:
+        raise CheckFailed(bad[0] + (f" (and {len(bad) - 1} more)" if bad[1:] else ""))

@@ -147,19 +147,6 @@ def test_demo_says_how_long_a_text_of_the_users_has_to_be(size, tmp_path):
 
 
 @pytest.mark.inductor
-def test_bench_writes_its_figures(tmp_path):
-    code, out, error = run(
-        *("bench", "--layers", 2, "--runs", 3, "--batch", 2, "--context", 16, "--device", "cpu"),
-        *("--json", tmp_path / "figures.json"),
-    )
-    assert code == 0, error
-    assert "inductor" in out
-    steps = json.loads((tmp_path / "figures.json").read_text())["steps"]
-    assert set(steps) == {"eager", "inductor", "swa"}
-    assert all(step["median_ms"] > 0 for step in steps.values())
-
-
-@pytest.mark.inductor
 def test_doctor_tries_what_has_to_work():
     code, out, error = run("doctor")
     assert code == 0, error
