@@ -130,7 +130,7 @@ def test_one_launch_computes_the_prologue_whatever_the_depth(dynamic):
     assert found == {1: 1, 4: 1, 12: 1}, found
 
 
-def test_a_slot_out_of_range_is_written_nowhere_else():
+def test_rows_of_any_width_and_number_of_heads():
     """The same program as the reference rule gives, row by row, for many shapes."""
     torch.manual_seed(1)
     for heads, dim in ((1, 64), (3, 80), (8, 128), (5, 576)):
