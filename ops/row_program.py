@@ -13,10 +13,14 @@ A program is JSON: `{"outputs": [output, ...]}`. Each output has
     value        number of the step that is written
     steps        lists that begin with a name, each the number of its place:
 
-        ["load", input, places, mask or null]     an element of an input; 0 where the mask is false
-        ["within", index, first, end, mask or null]   whether first <= index < end, and the mask
-        ["apply", function, arguments, dtype]     see `row_math`; arguments are ["step", i] or numbers
-        ["sum" | "mean" | "max" | "min", step, size, dtype]   over the whole dimension, kept as 1
+        ["load", input, places, mask or null]
+            an element of an input; 0 where the mask is false
+        ["within", index, first, end, mask or null]
+            whether first <= index < end and the mask is true
+        ["apply", function, arguments, dtype]
+            a function of `row_math` of numbers and of earlier steps, ["step", number]
+        ["sum" | "mean" | "max" | "min", step, size, dtype]
+            over the whole dimension, kept as 1
 
 An index is a number or one of ["token"], ["head"], ["dim", size], ["slot"], ["+", index, index],
 ["*", index, number], ["//", index, number], ["%", index, number].
@@ -118,6 +122,10 @@ class _Evaluation:
         left = self._index(rest[0])
         if name == "+":
             return left + self._index(rest[1])
-        operations = {"*": torch.mul, "//": torch.floor_divide, "%": torch.remainder}
+        operations: dict[str, Any] = {
+            "*": torch.mul,
+            "//": torch.floor_divide,
+            "%": torch.remainder,
+        }
         result: Tensor = operations[name](left, rest[1])
         return result

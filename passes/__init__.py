@@ -11,6 +11,8 @@
     lower         that node as gathers and integer arithmetic
     stores        functionalized KV stores as `index_put`
     invariants    everything else that index inputs alone decide
+    materialize   what of the prologue has to be a buffer, made by one kernel
+    fuse_rows     on a GPU, one kernel from a layer's projection to its stores
     verify        the proof that nothing was lost or left behind
 """
 

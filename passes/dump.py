@@ -6,6 +6,7 @@ A graph's folder holds, when the passes are through with it,
     01-hoisted.py      all translations in one node ("01-lifted.py" ahead of it, where
                        translations were lifted out of bodies)
     02-lowered.py      that node as gathers, stores as `index_put`: what Inductor is handed
+    03-fused.py        on a GPU, what leads up to each store in one call with it
     diff-01.txt, ...   what changed from the stage before
     op-counts.txt      calls of each operator per stage
     graph.json         the nodes of all stages, versions, options and times (see `stages`)

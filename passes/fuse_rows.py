@@ -26,7 +26,8 @@ from .emit import Emitter, same_size, size_of
 from .hoist import Prologue
 from .lower import size
 from .row_functions import FLOATS
-from .row_trace import NoRowForm, RowTrace
+from .row_trace import RowTrace
+from .row_views import NoRowForm
 from .schema import is_pure, tensors
 
 aten = torch.ops.aten
@@ -57,7 +58,11 @@ def fuse_rows(graph: Graph, prologue: Prologue, stores: list[list[Node]]) -> int
 
 def worthwhile(node: Node) -> bool:
     """True where one kernel is better than Inductor's: on a GPU that Triton serves."""
-    return has_triton() and all(value.device.type == "cuda" for value in tensors(node))
+    if not has_triton():
+        return False
+    from ..ops.row_triton import supports
+
+    return all(v.device.type == "cuda" and supports(v.dtype, v.device) for v in tensors(node))
 
 
 def _planned(puts: list[Node], prologue: Prologue) -> _Fusion | None:

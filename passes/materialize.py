@@ -72,19 +72,18 @@ def _hand_over(node: Node, kept: Node, prologue: Prologue, emit: Emitter) -> Non
         if user not in prologue.nodes:
             user.replace_input_with(node, kept)
         elif is_view(user) and any(after not in prologue.nodes for after in _through_views(user)):
-            args, kwargs = (
-                map_arg(part, lambda arg: kept if arg is node else arg)
-                for part in (user.args, user.kwargs)
-            )
-            _hand_over(user, emit.call(user.target, *args, like=user, **kwargs), prologue, emit)
+            args = map_arg(user.args, lambda arg: kept if arg is node else arg)
+            view = emit.call(user.target, *args, like=user, **dict(user.kwargs))
+            _hand_over(user, view, prologue, emit)
             if not user.users:
                 prologue.erase(user)
 
 
 def _is_inlined(node: Node) -> bool:
-    """True for a computed tensor that Inductor would inline into its users."""
+    """True for a computed tensor that Inductor would inline into its users, and should not."""
     return (
-        isinstance(node.target, torch._ops.OpOverload)
+        node.target is not torch.ops.aten.full.default  # a constant costs nothing where it is used
+        and isinstance(node.target, torch._ops.OpOverload)
         and node.target.namespace in ("aten", "prims")
         and isinstance(node.meta.get("val"), torch.Tensor)
         and not is_view(node)

@@ -59,11 +59,11 @@ _REDUCTIONS: dict[Any, str] = {
 
 
 def applied(node: Node) -> tuple[str, list[Any]] | None:
-    """The function that `node` applies and its operands, nodes or numbers; None if none is known."""
+    """The function that `node` applies and its operands, nodes or numbers; None if unknown."""
     name, count = _FUNCTIONS.get(node.target), None
     if node.target is aten.pow.Tensor_Scalar:
         exponent = node.args[1]
-        name = _POWERS.get(exponent) if isinstance(exponent, (int, float)) else None  # type: ignore[arg-type]
+        name = _POWERS.get(exponent) if isinstance(exponent, (int, float)) else None
         count = 1
     if name is None or not _floating(node) or not _same_device(node):
         return None

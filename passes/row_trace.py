@@ -8,7 +8,6 @@ result, a weight, a rotation from the prologue) becomes an input that the progra
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,19 +15,16 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .emit import same_size, size_of
+from .emit import size_of
 from .row_functions import FLOATS, applied, reduced
-from .row_index_math import Index, plus, reshaped
-from .schema import is_view, tensors
+from .row_index_math import Index, plus
+from .row_views import NoRowForm, broadcast, through_view
+from .schema import bind, is_view, tensors
 
 aten = torch.ops.aten
 
 # A row that is longer is better reduced once, by a kernel of its own, than by each block of heads.
 LONGEST_ROW = 512
-
-
-class NoRowForm(Exception):
-    """The value cannot be computed row by row."""
 
 
 @dataclass
@@ -110,7 +106,7 @@ class RowTrace:
 
     def _compute(self, node: Node, places: list[Index], mask: int | None) -> int:
         if is_view(node):
-            return self.value(*self._through_view(node, places), mask)
+            return self.value(*through_view(node, places), mask)
         if node.target is aten.cat.default:
             return self._concatenated(node, places, mask)
         if (found := reduced(node)) is not None:
@@ -120,7 +116,7 @@ class RowTrace:
         name, operands = function
         (value,) = tensors(node)
         arguments = [
-            ["step", self.value(operand, _broadcast(operand, places), mask)]
+            ["step", self.value(operand, broadcast(operand, places), mask)]
             if isinstance(operand, Node)
             else operand
             for operand in operands
@@ -138,21 +134,21 @@ class RowTrace:
         return self._add(kind, value, size, FLOATS[after.dtype])
 
     def _concatenated(self, node: Node, places: list[Index], mask: int | None) -> int:
-        pieces = node.args[0]
         (value,) = tensors(node)
-        dim = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % value.dim()  # type: ignore[operator]
+        given = bind(aten.cat.default, node)
+        pieces, dim = given["tensors"], given["dim"] % value.dim()
         start, found = 0, []
-        for piece in pieces:  # type: ignore[union-attr]
-            size = size_of(tensors(piece)[0].shape[dim])  # type: ignore[arg-type]
+        for piece in pieces:
+            size = size_of(tensors(piece)[0].shape[dim])
             if not isinstance(size, int):
                 raise NoRowForm(node.name)
             here = [*places]
             here[dim] = plus(places[dim], -start)
             if not isinstance(places[dim], int):
                 inside = self._add("within", places[dim], start, start + size, mask)
-                found.append((inside, self.value(piece, here, inside)))  # type: ignore[arg-type]
+                found.append((inside, self.value(piece, here, inside)))
             elif start <= places[dim] < start + size:
-                return self.value(piece, here, mask)  # type: ignore[arg-type]
+                return self.value(piece, here, mask)
             start += size
         result = found[-1][1]
         for inside, step in reversed(found[:-1]):
@@ -160,75 +156,9 @@ class RowTrace:
             result = self._add("apply", "where", arguments, FLOATS[value.dtype])
         return result
 
-    def _through_view(self, node: Node, places: list[Index]) -> tuple[Node, list[Index]]:
-        """What the view `node` looks at, and where."""
-        source, moved = node.args[0], None
-        assert isinstance(source, Node)
-        if node.target is operator.getitem:
-            return self._through_split(source, node.args[1], places)
-        (before,), (after,) = tensors(source), tensors(node)
-        shape = before.shape
-        name = node.target.overloadpacket  # type: ignore[union-attr]
-        args = list(node.args[1:])
-        if name in (aten.view, aten.reshape, aten._unsafe_view, aten.unsqueeze, aten.squeeze):
-            moved = reshaped(places, after.shape, shape)
-        elif name is aten.alias:
-            moved = places
-        elif name is aten.expand:
-            moved = _broadcast(source, places)
-        elif name in (aten.permute, aten.transpose, aten.t):
-            order = list(range(before.dim()))
-            if name is aten.permute:
-                order = [d % before.dim() for d in args[0]]  # type: ignore[union-attr, operator]
-            else:
-                a, b = args or (0, 1)
-                order[a], order[b] = order[b], order[a]  # type: ignore[index]
-            moved = [places[order.index(d)] for d in range(before.dim())]
-        elif name is aten.select:
-            dim, index = args[0] % before.dim(), args[1]  # type: ignore[operator]
-            size = size_of(shape[dim])
-            if isinstance(index, int) and isinstance(size, int):
-                moved = [*places[:dim], index % size, *places[dim:]]
-        elif name is aten.slice:
-            dim, start, _, step = [*args, *[0, None, None, 1][len(args) :]]
-            size = size_of(shape[dim])  # type: ignore[index]
-            if isinstance(start or 0, int) and step == 1 and isinstance(size, int):
-                start = min(max((start or 0) + (size if (start or 0) < 0 else 0), 0), size)  # type: ignore[operator]
-                moved = [*places]
-                moved[dim] = plus(places[dim], start)  # type: ignore[index, call-overload]
-        if moved is None:
-            raise NoRowForm(node.name)
-        return source, moved
-
-    def _through_split(
-        self, split: Node, item: Any, places: list[Index]
-    ) -> tuple[Node, list[Index]]:
-        """As `_through_view`, for an item of what an operator split."""
-        source = split.args[0]
-        dim = split.args[2] if len(split.args) > 2 else split.kwargs.get("dim", 0)
-        if not isinstance(source, Node) or split.target not in (
-            aten.split.Tensor,
-            aten.split_with_sizes.default,
-        ):
-            raise NoRowForm(split.name)
-        dim %= tensors(source)[0].dim()  # type: ignore[operator]
-        start = sum((size_of(t.shape[dim]) for t in tensors(split)[:item]), 0)  # type: ignore[index]
-        if not isinstance(start, int):
-            raise NoRowForm(split.name)
-        moved = [*places]
-        moved[dim] = plus(places[dim], start)  # type: ignore[index, call-overload]
-        return source, moved
-
     def _add(self, *step: Any) -> int:
         line = list(step)
         if line in self.steps:
             return self.steps.index(line)
         self.steps.append(line)
         return len(self.steps) - 1
-
-
-def _broadcast(operand: Node, places: list[Index]) -> list[Index]:
-    """Places in `operand`, which is broadcast to the shape that `places` belong to."""
-    shape = tensors(operand)[0].shape
-    last = places[len(places) - len(shape) :] if len(shape) else []
-    return [0 if same_size(size, 1) else place for size, place in zip(shape, last, strict=True)]

@@ -303,7 +303,7 @@ function drawMap(app, map, top, seen, height, stage) {
 // in one piece or its cuts are not these calls.
 function partitionBands(app, stage) {
   const { story } = app.data;
-  if (!story.partitions.length || !stage || !["lowered", "final"].includes(stage.name)) return [];
+  if (!story.partitions.length || !stage || !["lowered", "fused", "final"].includes(stage.name)) return [];
   const ends = [];
   let last = null;
   for (const item of story.partitions) {
