@@ -69,9 +69,9 @@ def _kernel(name: str, missing: Callable[[torch.device], str | None], module: st
 
 
 def _triton_missing(device: torch.device) -> str | None:
-    if not has_triton():
-        return "triton is not installed"
-    return None if device.type == "cuda" else "it needs a GPU"
+    if device.type != "cuda":
+        return "it needs a GPU"
+    return None if has_triton() else "triton is not installed"
 
 
 def _varlen_missing(device: torch.device) -> str | None:

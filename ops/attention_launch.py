@@ -22,7 +22,7 @@ _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
-# Bytes of one tile of K and V in decode: two programs with three stages each fit a Hopper's SM.
+# Bytes of one tile of K and V in decode: two of them, of three programs at a time, fit an SM.
 _TILE_BYTES = 2**15
 
 
@@ -46,14 +46,16 @@ class Tuning:
     Attributes:
         rows: rows of a block: queries times query heads per KV head, a power of 2 from 16 on.
         keys: keys per tile, a power of 2 from 16 on.
-        warps, stages: `num_warps` and `num_stages` of Triton.
+        warps: `num_warps` of Triton.
+        depth: tiles whose keys are on their way at a time. Their page ids are loaded as far ahead
+            again, so it takes `num_stages` of 2 * depth + 1.
         splits: into how many parts the keys of a request are split.
     """
 
     rows: int
     keys: int
     warps: int
-    stages: int
+    depth: int
     splits: int
 
 
@@ -81,26 +83,28 @@ def tuning_for(
     width = sum(max(16, _power_of_2(dim)) for dim in dims) * itemsize
     if tokens <= requests:
         rows, blocks = least, tokens
-        keys = min(128, max(16, _TILE_BYTES // width))
+        keys = min(64, max(16, _power_of_2(_TILE_BYTES // width + 1) // 2))
         if window is not None:
             keys = min(keys, max(16, _power_of_2(window)))
-        stages = min(3, max(1, device.shared_memory * 9 // 20 // (keys * width)))
-        warps = 4
+        warps, depth = 4, 2
     else:
         wanted = _power_of_2(group * -(-tokens // requests))
-        rows = max(least, min(128 if itemsize <= 2 else 64, wanted))
+        # Products of float32 take no tensor cores, and their operands many registers.
+        rows = max(least, min(128 if itemsize <= 2 else 32, wanted))
         blocks = tokens // max(1, rows // group) + requests + 1
-        keys = min(64, max(16, _TILE_BYTES // width))
-        stages = min(3, max(1, device.shared_memory * 3 // 4 // (keys * width)))
-        warps = 8 if rows >= 128 and max(dims) > 64 else 4
-    if 16 <= page_size < keys and page_size * 4 >= keys * 2:
-        keys = _power_of_2(page_size)  # a tile in one page reads the table once
+        keys = min(64 if itemsize <= 2 else 32, max(16, _power_of_2(_TILE_BYTES // width + 1) // 2))
+        warps, depth = (8, 1) if rows >= 128 and max(dims) > 64 else (4, 2)
+    held = rows * width  # queries and weights, at most
+    while depth > 1 and held + depth * keys * width > device.shared_memory:
+        depth -= 1
+    while keys > 16 and held + depth * keys * width > device.shared_memory:
+        keys //= 2
     reach = capacity
     if window is not None:
         reach = min(reach, window + rows // group)
     most = min(_MAX_SPLITS, -(-reach // (2 * keys)))
     splits = _splits(blocks * kv_heads, most, 2 * device.multiprocessors)
-    return Tuning(rows, keys, warps, stages, splits)
+    return Tuning(rows, keys, warps, depth, splits)
 
 
 def _splits(programs: int, most: int, slots: int) -> int:
@@ -235,7 +239,7 @@ def attention(
         _is_wide(q.dtype, k_cache.dtype) or _is_wide(q.dtype, v_cache.dtype),
         "ieee",
         num_warps=tuning.warps,
-        num_stages=tuning.stages,
+        num_stages=2 * tuning.depth + 1,
         sanitize_overflow=False,
     )
     if splits > 1:

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from swa_compile.cli.errors import CheckFailed
+from swa_compile.ops.attention_choice import KERNELS
 
 _PACKAGES = ("torch", "triton", "depyf", "rich", "transformers", "flashinfer-python")
 
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
     table.add_row("devices", ", ".join(_devices()))
     console.print(table)
 
+    console.print(_attention_table())
     failed = []
     checks = _checks()
     for name, check in checks.items():
@@ -68,6 +71,21 @@ def _version(name: str) -> str:
 def _devices() -> list[str]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return ["cpu", *gpus]
+
+
+def _attention_table() -> Table:
+    """Which kernels of `swa::paged_attention` can run on which device, and why others cannot."""
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices.append(torch.device("cuda", torch.cuda.current_device()))
+    table = Table(box=None, padding=(0, 2), title_justify="left")
+    table.add_column("attention")
+    for device in devices:
+        table.add_column(str(device))
+    for kernel in KERNELS.values():
+        reasons = (kernel.missing(device) or "works" for device in devices)
+        table.add_row(kernel.name, *map(escape, reasons))
+    return table
 
 
 def _entry_points() -> str:
@@ -110,6 +128,27 @@ def _compile(backend: str, device: str) -> str:
     return "2 translations -> 1 node, cache rows equal eager code's"
 
 
+def _attention(device: str) -> str:
+    """A decode call by the kernel that is chosen here, compared with the reference."""
+    from swa_compile.ops import attention_kernel, paged_attention
+
+    generator = torch.Generator().manual_seed(0)
+    q, k_cache, v_cache = (
+        torch.randn(rows, heads, 64, generator=generator).to(device)
+        for rows, heads in ((3, 4), (64, 2), (64, 2))
+    )
+    table = torch.randperm(60, generator=generator).view(3, 20).to(device, torch.int32)
+    lens = torch.tensor([20, 1, 13], dtype=torch.int32).to(device)
+    starts = torch.arange(4, dtype=torch.int32).to(device)
+    args = (q, k_cache, v_cache, table, lens, starts)
+    got = paged_attention(*args, window=8)
+    with attention_kernel("reference"):
+        want = paged_attention(*args, window=8)
+    if not torch.allclose(got, want, rtol=1e-3, atol=1e-3):
+        raise RuntimeError("the result differs from the reference's")
+    return "the result is the reference's"
+
+
 def _triton() -> str:
     import triton
     import triton.runtime
@@ -121,10 +160,12 @@ def _triton() -> str:
 def _checks() -> dict[str, Callable[[], str]]:
     checks: dict[str, Callable[[], str]] = {
         "backends found through entry points": _entry_points,
+        "attention on cpu": lambda: _attention("cpu"),
         "swa_eager on cpu": lambda: _compile("swa_eager", "cpu"),
         "swa on cpu": lambda: _compile("swa", "cpu"),
     }
     if torch.cuda.is_available():
         checks["triton"] = _triton
+        checks["attention on cuda"] = lambda: _attention("cuda")
         checks["swa on cuda"] = lambda: _compile("swa", "cuda")
     return checks

@@ -151,3 +151,5 @@ def test_doctor_tries_what_has_to_work():
     code, out, error = run("doctor")
     assert code == 0, error
     assert "works  swa on cpu" in out and "fails" not in out
+    assert "works  attention on cpu" in out
+    assert all(kernel in out for kernel in ("triton", "flashinfer", "varlen", "sdpa", "reference"))

@@ -46,7 +46,7 @@ def attention(kernels, monkeypatch):
 
 
 def tuning(rows=16, keys=64, splits=1):
-    return Tuning(rows=rows, keys=keys, warps=4, stages=2, splits=splits)
+    return Tuning(rows=rows, keys=keys, warps=4, depth=1, splits=splits)
 
 
 class Call:
