@@ -69,5 +69,5 @@ $(VENV)/runtime.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 
 $(VENV)/tools.stamp: $(VENV)/runtime.stamp
 	@echo "Installing the test and lint tools into $(VENV)"
-	@$(PIP) --no-build-isolation --editable '.[test,dev,hf]'
+	@$(PIP) --no-build-isolation --editable '.[test,dev,hf,bench]'
 	@touch $@

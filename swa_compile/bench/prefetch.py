@@ -37,6 +37,8 @@ def prefetch(
         return []
     sizes = ("--batch", shape.batch, "--window", shape.window, "--context", shape.context)
     command = (sys.executable, "-m", "swa_compile.bench.prefetch", "--config", config.name, *sizes)
+    # torch's thread count is part of the key of what is cached.
+    command = (*command, "--threads", torch.get_num_threads())
     threads = max(1, (os.cpu_count() or 1) // min(jobs, len(waiting)))
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
     failed = []
@@ -114,11 +116,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--config", choices=list(CONFIGS), required=True)
-    for name in ("--batch", "--window", "--context"):
+    for name in ("--batch", "--window", "--context", "--threads"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--variant", choices=list(VARIANTS), required=True)
     parser.add_argument("--device", required=True)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     shape = Shape(args.batch, args.window, args.context)
     setting = Setting.make(CONFIGS[args.config], shape, torch.device(args.device))
     variant = VARIANTS[args.variant]

@@ -30,7 +30,7 @@ _POSITIONS = 4096
 
 
 @dataclass
-class _Layer:
+class Operands:
     """Operands of the stores of one layer."""
 
     heads: Heads
@@ -42,7 +42,7 @@ class _Layer:
     v_cache: Tensor
 
     @classmethod
-    def make(cls, config: BenchConfig, batch: int, device: torch.device) -> _Layer:
+    def make(cls, config: BenchConfig, batch: int, device: torch.device) -> Operands:
         generator = torch.Generator(device).manual_seed(0)
         rows = min(config.swa_tokens, 32_768)
         if batch >= rows:
@@ -125,7 +125,7 @@ def measure(
 ) -> Row:
     """Microseconds per call of each way, and of ours for each of `compilations`."""
     config = config or CONFIGS["ref24"]
-    layer = _Layer.make(config, batch, device)
+    layer = Operands.make(config, batch, device)
     plan = [*_WAYS, *[(f"ours {i}", "swa", store_kv) for i in range(1, compilations + 1)]]
     entries: dict[str, Row] = {}
     steps = {}

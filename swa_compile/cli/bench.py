@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,9 @@ def run(args: argparse.Namespace) -> None:
     from swa_compile.bench.record import Record, RecordError, about
     from swa_compile.bench.render import markdown, show
 
-    console = Console(highlight=False)
+    # Where nobody says how wide a pipe or a file is, the tables' lines need not be broken.
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(highlight=False, width=None if known else 160)
     try:
         if args.render:
             record = Record.read(Path(args.render))
