@@ -28,7 +28,7 @@ from .lower import size
 from .row_functions import FLOATS
 from .row_trace import RowTrace
 from .row_views import NoRowForm
-from .schema import is_pure, tensors
+from .schema import is_pure, is_view, tensors
 
 aten = torch.ops.aten
 
@@ -151,10 +151,21 @@ class _Fusion:
                 place.append(["slot"])
             else:
                 raise NoRowForm(put.name)
-        if slots is None or free:
+        if slots is None or free or not self._apart(target, place):
             raise NoRowForm(put.name)
         self.slots.append(slots)
         self._add(value, target, place, slots)
+
+    def _apart(self, target: int, place: list[Any]) -> bool:
+        """True where no other output writes what `place` names: outputs have no order."""
+        return all(
+            any(
+                isinstance(a, int) and isinstance(b, int) and a != b
+                for a, b in zip(place, output["place"], strict=True)
+            )
+            for output in self.outputs
+            if output["target"] == target
+        )
 
     def add_query(self, query: Node) -> None:
         """Raises NoRowForm where the value is not computed row by row."""
@@ -192,6 +203,8 @@ class _Fusion:
         """The node behind which the call can stand: all that it needs is there, and nobody has
         needed its results yet. None where there is no such place."""
         ours = {*self.puts, *self.queries}
+        if any(_viewed(node) in {*self.bases, *ours} for node in self.inputs):
+            return None  # rows would be read while they are written
         first = min(
             (user for node in ours for user in node.users if user not in ours), default=None
         )
@@ -244,6 +257,13 @@ class _Fusion:
             device=value.device,
             like=query,
         )
+
+
+def _viewed(node: Node) -> Node:
+    """What `node` is a view of, or `node`."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _places(value: torch.Tensor) -> list[Any]:

@@ -219,6 +219,24 @@ def test_a_read_between_two_stores_to_one_cache_sees_the_first(fused):
     agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)), stores=2, n_fused=2)
 
 
+def test_rows_that_one_call_would_read_and_write_are_not_fused(fused):
+    """The kernel's programs have no order: one would read what another one writes."""
+
+    def forward(v, mapping, loc, caches):
+        store_kv(*caches, caches[0][1 : N + 1] * 2, v.exp(), translate_loc(mapping, loc))
+
+    args = torch.randn(N, 2, 16), *ids()
+    agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)), n_fused=0)
+
+
+def test_two_writes_to_the_same_rows_keep_their_order(fused):
+    def forward(k, v, mapping, loc, caches):
+        store_kv(caches[0], caches[0], k * 2, v * 3, translate_loc(mapping, loc))
+
+    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
+    agree(fused, forward, args, pools((ROWS, 2, 16)), n_fused=0)
+
+
 def test_queries_that_depend_on_what_was_stored_are_not_computed_with_it(fused):
     def forward(k, v, mapping, loc, caches):
         own = translate_loc(mapping, loc)
