@@ -22,7 +22,7 @@ from swa_compile.recording import recorder_for
 
 
 def with_wrapping(options: Options) -> Options:
-    """`options` with torch's cudagraph trees instead of captures of ours, where torch lacks these."""
+    """`options`, with torch's cudagraph trees where it lacks what captures of ours need."""
     if options.cudagraphs not in ("full", "piecewise", "auto") or can_wrap():
         return options
     if options.cudagraphs == "auto" and not torch.cuda.is_available():

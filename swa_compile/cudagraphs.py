@@ -12,10 +12,10 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from swa_compile.addresses import LARGE, Output, Placement, independent, layout, nbytes, sharing
@@ -55,12 +55,14 @@ class Inputs:
         static: parameters, buffers and inputs at addresses marked static.
         written: inputs that the code writes.
         names, sources: for reports; may be shorter than the inputs.
+        bound: all inputs are used where they are, none is copied.
     """
 
     static: frozenset[int] = frozenset()
     written: frozenset[int] = frozenset()
     names: Sequence[str] = ()
     sources: Sequence[str] = ()
+    bound: bool = False
 
     def name(self, place: int) -> str:
         return self.names[place] if place < len(self.names) else f"input {place}"
@@ -169,7 +171,14 @@ class CapturedGraph:
         finally:
             self._lock.release()
 
+    def nbytes(self) -> int:
+        """Bytes of memory pools that all recordings together took."""
+        return sum(self.captures.memory.values())
+
     def _call(self, values: list[Any]) -> Sequence[Any]:
+        watched = _watched.get()
+        if watched is not None and self not in watched:
+            watched.append(self)
         bucket = self._bucket(values)
         if bucket is None or bucket.off:
             self.captures.uncaptured += 1
@@ -220,9 +229,7 @@ class CapturedGraph:
             return self._run(list(given))
         return result
 
-    def _whole(
-        self, bucket: Bucket, given: list[Any], passed: list[Any]
-    ) -> Sequence[Any] | None:
+    def _whole(self, bucket: Bucket, given: list[Any], passed: list[Any]) -> Sequence[Any] | None:
         """Record the whole call; None where that cannot be."""
         why, place = self._elsewhere(given)
         if not why:
@@ -333,7 +340,8 @@ class CapturedGraph:
                 own = moves > 1
             else:
                 own = moves > 0 or tensor.data_ptr() != bucket.addresses.get(place)
-            (owned if own and place not in fixed else bound)[place] = tensor
+            free = place not in fixed and not self._inputs.bound
+            (owned if own and free else bound)[place] = tensor
         return Placement(bound, owned)
 
     def _check_stream(self) -> None:
@@ -356,6 +364,21 @@ class CapturedGraph:
             raise HoistError(f"{skip} (strict=True)")
         if new:
             warnings.warn(str(skip), stacklevel=2)
+
+
+# The captured graphs that were called in this context, where somebody asks.
+_watched: ContextVar[list[CapturedGraph] | None] = ContextVar("swa_compile_watched", default=None)
+
+
+@contextmanager
+def watching() -> Iterator[list[CapturedGraph]]:
+    """The captured graphs that are called inside the block."""
+    graphs: list[CapturedGraph] = []
+    token = _watched.set(graphs)
+    try:
+        yield graphs
+    finally:
+        _watched.reset(token)
 
 
 class Call:

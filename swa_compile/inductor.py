@@ -205,7 +205,7 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def end_failed_capture(device: int, pool: Any) -> None:
-    """Tell the allocator that a capture into `pool` is over, which torch leaves out if it failed."""
+    """Tell the allocator that a failed capture into `pool` is over, which torch leaves out."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(Exception):  # it is over already
             getattr(torch._C, name)(device, pool)

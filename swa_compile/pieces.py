@@ -131,7 +131,11 @@ class Piece:
         replay()
         call.known.add([out for out in outputs if not any(out is a for a in args)])
         call.states.recordings[self.index] = PieceRecording(
-            replay, [Output.keep(out, args, call.borrow) for out in outputs], ints, layouts, placement
+            replay,
+            [Output.keep(out, args, call.borrow) for out in outputs],
+            ints,
+            layouts,
+            placement,
         )
         args.clear()
         return outputs

@@ -107,7 +107,9 @@ class CudaRecorder:
     def memory(self) -> int:
         pools = [self._graphs, *self._islands.values()]
         return sum(
-            segment["total_size"] for pool in pools for segment in torch.cuda.memory_snapshot(pool.id)
+            segment["total_size"]
+            for pool in pools
+            for segment in torch.cuda.memory_snapshot(pool.id)
         )
 
     def _pool(self) -> _Pool:

