@@ -110,6 +110,9 @@ class GraphReport:
         dump: folder that holds the text of the stages, or None.
         inputs: the graph inputs named in this report, each with its place among the arguments of
             the compiled callable (where AOTAutograd tells).
+        captures: the live record of the CUDA graphs of this graph
+            (`swa_compile.captures.Captures`), or None where none are made. It goes on counting, so it is not compared, and a report
+            that is loaded has none.
     """
 
     translations_found: int = 0
@@ -130,6 +133,7 @@ class GraphReport:
     from_cache: bool = False
     dump: str | None = None
     inputs: dict[str, int] = field(default_factory=dict)
+    captures: Any = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: only dict, list, str, int, bool and None."""
@@ -138,7 +142,7 @@ class GraphReport:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:
         """The inverse of `to_dict`."""
-        data = dict(data)
+        data = {**data, "captures": None}
         data["values"] = [
             Value(**{**value, "shape": tuple(value["shape"])}) for value in data["values"]
         ]
@@ -181,6 +185,8 @@ class GraphReport:
             lines.append(f"  WARNING: {self.mapping_kernels_late} of them behind the prologue")
         if self.partitions is not None:
             lines.append(f"  {self.partitions} partitions")
+        if self.captures is not None:
+            lines += [f"  {line}" for line in self.captures.summary().splitlines()]
         if self.from_cache:
             lines.append("  (from the compile cache)")
         return "\n".join(lines)

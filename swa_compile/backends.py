@@ -11,6 +11,7 @@ from typing import Any
 from functorch.compile import aot_module_simplified, make_boxed_func
 from torch.fx import GraphModule
 
+from swa_compile.capturing import Capturing, with_wrapping
 from swa_compile.collecting import settle
 from swa_compile.dumping import Captured, capture, complete_dump
 from swa_compile.inductor import (
@@ -50,14 +51,20 @@ def swa(
         OptionError: for options that are unknown or refused.
         HoistError: with `strict`, where the promise is not kept.
     """
-    chosen = Options.of(options)
-    _tell_skipped_capture(chosen, captures=chosen.cudagraphs == "inductor")
-    generated: list[Generated] = []
+    chosen = with_wrapping(Options.of(options))
     # Read ahead: compile_fx takes ownership of gm.
     names = input_names(gm)
+    capturing = Capturing.of(gm, example_inputs, names, chosen)
+    _tell_skipped_capture(chosen, captures=capturing is not None)
+    generated: list[Generated] = []
     captured = capture(gm, names, chosen)
-    with _reports(chosen, names, generated, captured), captured_code(generated):
-        return compile_with_inductor(gm, example_inputs, chosen, mode)
+    with (
+        _reports(chosen, names, generated, captured, capturing),
+        captured_code(generated),
+    ):
+        wrap = None if capturing is None else capturing.wrap
+        compiled = compile_with_inductor(gm, example_inputs, chosen, mode, wrap)
+    return compiled if capturing is None else capturing.front(compiled)
 
 
 def swa_eager(
@@ -125,11 +132,17 @@ def _apply(hoist: HoistPipeline, module: GraphModule) -> None:
 
 def _tell_skipped_capture(options: Options, captures: bool) -> None:
     """Warn (`strict`: raise) where sizes are to be captured and nothing will be."""
-    if captures or not options.capture_sizes:
+    explicit = options.capture_sizes or options.cudagraphs in ("full", "piecewise")
+    if captures or options.cudagraphs == "inductor" or not explicit:
         return
+    asked = (
+        f"capture_sizes={options.capture_sizes}"
+        if options.capture_sizes
+        else f"cudagraphs={options.cudagraphs!r}"
+    )
     message = (
-        f"CAPTURE_SKIPPED: capture_sizes={options.capture_sizes} was asked for, and nothing is "
-        f"captured with cudagraphs={options.cudagraphs!r} here"
+        f"CAPTURE_SKIPPED: {asked} was asked for, and nothing is captured with "
+        f"cudagraphs={options.cudagraphs!r} here"
     )
     if options.strict:
         raise HoistError(f"{message} (strict=True)")
@@ -142,6 +155,7 @@ def _reports(
     names: list[str],
     generated: list[Generated],
     captured: Captured | None,
+    capturing: Capturing | None = None,
 ) -> Iterator[None]:
     """Complete the reports of what is compiled inside and hand them to the collectors.
 
@@ -166,6 +180,8 @@ def _reports(
             _complete(report, names, made, captured, options)
             for report, made in zip(reports, paired, strict=True)
         ]
+        if capturing is not None:
+            reports = capturing.attach(reports)
         for report in reports:
             deliver(report)
     if options.strict and not failed:

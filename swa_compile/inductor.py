@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,18 +24,22 @@ def compile_with_inductor(
     example_inputs: Sequence[Any],
     options: Options,
     mode: str | None,
+    wrap: Callable[[InnerCode], Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """AOTAutograd, the passes and Inductor on one Dynamo graph.
+
+    Args:
+        wrap: is given the code of each graph that Inductor compiles or takes from a cache, and
+            returns what AOTAutograd calls in its place.
 
     Raises:
         OptionError: for an Inductor option that this torch does not know, or freezing.
     """
     from torch._inductor.compile_fx import compile_fx
 
-    return cast(
-        Callable[..., Any],
-        compile_fx(gm, example_inputs, config_patches=config_patches(options, mode)),
-    )
+    patches = config_patches(options, mode)
+    with nullcontext() if wrap is None else _wrapped(wrap):
+        return cast(Callable[..., Any], compile_fx(gm, example_inputs, config_patches=patches))
 
 
 def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
@@ -70,11 +74,6 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
     unknown = sorted(set(patches) - set(known))
     if unknown:
         raise OptionError(f"torch {torch.__version__} has no Inductor option {', '.join(unknown)}")
-    if options.cudagraphs in ("full", "piecewise"):
-        raise OptionError(
-            f"cudagraphs={options.cudagraphs!r} is not available in this version; "
-            "'inductor' (torch's cudagraph trees) and 'off' are"
-        )
     if options.cudagraphs == "inductor":
         patches["triton.cudagraphs"] = True
         patches["graph_partition"] = True
@@ -83,8 +82,133 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
             patches["triton.cudagraph_capture_sizes"] = options.capture_sizes
     else:
         patches["triton.cudagraphs"] = False
+        # Whether the code is cut is no part of torch's cache key; these two options are.
+        cut = options.cudagraphs in ("piecewise", "auto") and can_wrap()
+        patches["graph_partition"] = cut
+        patches["custom_should_partition_ops"] = list(options.split_ops) if cut else []
     patches["post_grad_custom_pre_pass"] = pipeline(options)
     return patches
+
+
+@dataclass
+class InnerCode:
+    """The code that Inductor made of one graph, as AOTAutograd calls it.
+
+    Attributes:
+        run: the code: a list of inputs, which it clears, to a sequence of outputs.
+        pieces: the functions that the code was cut into.
+        replace_pieces: puts others in their place.
+        static, written: places of the inputs at fixed addresses, and of those that it writes.
+        inference: no gradients are asked for.
+    """
+
+    run: Callable[[list[Any]], Any]
+    pieces: list[Callable[[list[Any]], Any]]
+    replace_pieces: Callable[[list[Any]], None]
+    static: frozenset[int]
+    written: frozenset[int]
+    inference: bool
+
+
+def can_wrap() -> bool:
+    """Whether this torch has what captures of our own need of it."""
+    from torch._inductor import utils
+    from torch._inductor.output_code import CompiledFxGraph
+
+    slot = getattr(utils, "_unstable_customized_partition_wrapper", None)
+    return hasattr(slot, "wrapper") and hasattr(CompiledFxGraph, "post_compile")
+
+
+@contextmanager
+def _wrapped(wrap: Callable[[InnerCode], Callable[..., Any]]) -> Iterator[None]:
+    """Have `wrap` replace the code of what is compiled or loaded from a cache inside.
+
+    Inductor cuts a graph only where it knows that somebody wraps the pieces. It would let them at
+    once, and leave out the rest of what it does to finished code, the alignment of inputs among it;
+    so here it finds nobody in `post_compile`. Compilations by Dynamo exclude each other.
+    """
+    from torch._inductor import utils
+    from torch._inductor.output_code import CompiledFxGraph
+
+    slot = utils._unstable_customized_partition_wrapper
+    before, post_compile = slot.wrapper, CompiledFxGraph.post_compile
+
+    def finish(graph: Any, *args: Any, **kwargs: Any) -> None:
+        slot.wrapper = before
+        try:
+            pieces, replace_pieces = _own_pieces(graph)
+            post_compile(graph, *args, **kwargs)
+        finally:
+            slot.wrapper = _as_it_is
+        known = getattr(graph, "fx_kwargs", {})
+        graph.current_callable = wrap(
+            InnerCode(
+                graph.current_callable,
+                pieces,
+                replace_pieces,
+                frozenset(known.get("static_input_idxs") or ()),
+                frozenset(graph.mutated_input_idxs),
+                bool(known.get("is_inference")),
+            )
+        )
+
+    slot.wrapper = _as_it_is
+    CompiledFxGraph.post_compile = finish  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        slot.wrapper = before
+        CompiledFxGraph.post_compile = post_compile  # type: ignore[method-assign]
+
+
+def _as_it_is(piece: Any, _: Any) -> Any:
+    return piece
+
+
+def _own_pieces(graph: Any) -> tuple[list[Any], Callable[[list[Any]], None]]:
+    """The pieces of Inductor's code in a runner of this graph's own, and how to replace them.
+
+    The runner of the generated module would be shared by all graphs that were made of it.
+    """
+    runner = getattr(graph, "compiled_fn_runner", None)
+    if runner is None or graph.current_callable != runner.call:
+        return [], lambda _: None
+    pieces = list(runner.partitions)
+    own = type(runner)(list(pieces))
+    graph.compiled_fn_runner, graph.current_callable = own, own.call
+    graph.recursively_apply_fns = own.recursively_apply_fns
+
+    def replace(others: list[Any]) -> None:
+        own.partitions = others
+
+    return pieces, replace
+
+
+def borrowed(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the memory of `tensor`, on a GPU, that does not keep it from being freed."""
+    make_storage = getattr(torch._C, "_construct_storage_from_data_pointer", None)
+    make_tensor = getattr(torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", None)
+    if make_storage is None or make_tensor is None:
+        return tensor
+    whole = tensor.untyped_storage()
+    metadata = {
+        "nbytes": whole.nbytes(),
+        "data_ptr": whole.data_ptr(),
+        "size": tensor.shape,
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "device": tensor.device,
+        "storage_offset": tensor.storage_offset(),
+    }
+    storage = make_storage(whole.data_ptr(), tensor.device, whole.nbytes())
+    return cast(torch.Tensor, make_tensor(metadata, storage))
+
+
+def end_failed_capture(device: int, pool: Any) -> None:
+    """Tell the allocator that a failed capture into `pool` is over, which torch leaves out."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        with suppress(Exception):  # it is over already
+            getattr(torch._C, name)(device, pool)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,149 @@
+"""The pieces that Inductor cuts a graph into, each recorded and repeated on its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from swa_compile.addresses import Layout, Output, Placement, layout
+from swa_compile.captures import Skip
+from swa_compile.recording import CaptureError
+
+if TYPE_CHECKING:
+    from swa_compile.cudagraphs import Call
+
+PieceFunction = Callable[[list[Any]], Any]
+
+# An input that comes from between the pieces may move this often before it is copied instead.
+_MOVES = 2
+
+
+@dataclass
+class PieceRecording:
+    """One piece at one bucket.
+
+    Attributes:
+        replay: repeats the work.
+        outputs: what the piece returned.
+        ints: the arguments that are no tensors.
+        checked: place -> layout, of the tensors that did not come from the graph's inputs or from
+            another recording, so that their addresses are not known beforehand.
+        placement: where those are.
+    """
+
+    replay: Callable[[], None]
+    outputs: list[Output]
+    ints: tuple[Any, ...]
+    checked: dict[int, Layout]
+    placement: Placement
+
+
+@dataclass
+class PieceStates:
+    """What is known of the pieces of one bucket, across its recordings."""
+
+    recordings: dict[int, PieceRecording] = field(default_factory=dict)
+    moves: dict[tuple[int, int], int] = field(default_factory=dict)
+    excluded: set[int] = field(default_factory=set)
+
+
+class Known:
+    """The tensors of one call whose addresses cannot change while the bucket's recordings last."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._refs: dict[int, weakref.ref[Tensor]] = {}
+        self.add(tensors)
+
+    def add(self, tensors: Sequence[Any]) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self._refs[id(tensor)] = weakref.ref(tensor)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        # An id is used again when its tensor is gone.
+        ref = self._refs.get(id(tensor))
+        return ref is not None and ref() is tensor
+
+
+class Piece:
+    """Stands where Inductor's code calls piece number `index`."""
+
+    def __init__(self, index: int, run: PieceFunction) -> None:
+        self.index = index
+        self.run = run
+        self.call: Call | None = None  # set while the graph around it wants pieces recorded
+
+    def __call__(self, args: list[Any]) -> Any:
+        call = self.call
+        if call is None or call.broken or self.index in call.states.excluded:
+            return self.run(args)
+        return self._record(call, args) if call.recording else self._replay(call, args)
+
+    def _replay(self, call: Call, args: list[Any]) -> Any:
+        recording = call.states.recordings.get(self.index)
+        if recording is None:
+            return self.run(args)
+        if recording.ints != _ints(args) or any(
+            layout(args[place]) != wanted for place, wanted in recording.checked.items()
+        ):
+            # Sizes that the inputs do not determine: a graph for each is never worth it.
+            self._exclude(call, "its sizes depend on data, so they change from call to call")
+            call.breaks()
+            return self.run(args)
+        moved = recording.placement.moved(args)
+        if moved:
+            for place in moved:
+                key = (self.index, place)
+                call.states.moves[key] = call.states.moves.get(key, 0) + 1
+            call.breaks()
+            return self.run(args)
+        call.captures.copied_inputs += recording.placement.fill(args)
+        recording.replay()
+        outputs = tuple(out.of(args) for out in recording.outputs)
+        args.clear()
+        return outputs
+
+    def _record(self, call: Call, args: list[Any]) -> Any:
+        elsewhere = [a for a in args if isinstance(a, Tensor) and a.device != call.device]
+        if elsewhere:
+            self._exclude(call, f"it takes a tensor on {elsewhere[0].device}")
+            return self.run(args)
+        tensors = {i: a for i, a in enumerate(args) if isinstance(a, Tensor)}
+        checked = {i: a for i, a in tensors.items() if a not in call.known}
+        owned = {
+            i: a for i, a in checked.items() if call.states.moves.get((self.index, i), 0) >= _MOVES
+        }
+        placement = Placement({i: a for i, a in checked.items() if i not in owned}, owned)
+        layouts, ints = {i: layout(a) for i, a in checked.items()}, _ints(args)
+        del tensors, checked, owned
+        call.captures.copied_inputs += placement.fill(args)
+        given = list(args)  # `args` is the caller's and is cleared
+        try:
+            replay, outputs = call.record(lambda: self.run(list(given)))
+        except CaptureError as error:
+            self._exclude(call, f"it cannot be captured ({error})")
+            return self.run(args)
+        replay()
+        call.known.add([out for out in outputs if not any(out is a for a in args)])
+        call.states.recordings[self.index] = PieceRecording(
+            replay,
+            [Output.keep(out, args, call.borrow) for out in outputs],
+            ints,
+            layouts,
+            placement,
+        )
+        args.clear()
+        return outputs
+
+    def _exclude(self, call: Call, why: str) -> None:
+        call.states.excluded.add(self.index)
+        call.skip(Skip(f"piece {self.index} runs uncaptured: {why}", tokens=call.tokens))
+
+
+def _ints(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(arg for arg in args if not isinstance(arg, torch.Tensor))
