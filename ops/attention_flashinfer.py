@@ -149,7 +149,7 @@ class FlashInferAttention:
             workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=self.device)
         self.tokens, self.requests, self.pages = tokens, requests, pages
         self._workspace = workspace
-        self._live = torch.zeros(tokens, dtype=torch.bool, device=self.device)
+        self._dead = torch.ones(tokens, dtype=torch.bool, device=self.device)
         self._plans: dict[Kind, _Plan] = {}
         self._batch: tuple[Tensor, Tensor] | None = None
         self._copied = torch.cuda.Event()
@@ -181,9 +181,9 @@ class FlashInferAttention:
         seq_lens, cu_seqlens_q = seq_lens.int(), cu_seqlens_q.int()
         self._copied.synchronize()  # of the last plan; its pinned memory is written again
         counts = cu_seqlens_q.diff()
-        live = torch.zeros(self.tokens, dtype=torch.bool, pin_memory=True)
-        live[:queries] = torch.repeat_interleave(seq_lens > 0, counts)
-        self._live.copy_(live, non_blocking=True)
+        dead = torch.ones(self.tokens, dtype=torch.bool, pin_memory=True)
+        dead[:queries] = torch.repeat_interleave(seq_lens <= 0, counts)
+        self._dead.copy_(dead, non_blocking=True)
         self._batch = seq_lens, cu_seqlens_q
         for plan in self._plans.values():
             plan.update(seq_lens, cu_seqlens_q)
@@ -219,8 +219,7 @@ class FlashInferAttention:
             self._plans[kind] = plan
         self._plans[kind].run(q, keys, out)
         # Rows of padding, and those behind the last query, which were not written.
-        live = self._live[: q.shape[0], None, None]
-        torch.where(live, out, out.new_zeros(()), out=out)
+        out.masked_fill_(self._dead[: q.shape[0], None, None], 0.0)
 
 
 class _Plan:

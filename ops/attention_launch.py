@@ -101,8 +101,9 @@ def tuning_for(
         keys //= 2
     reach = capacity
     if window is not None:
-        reach = min(reach, window + rows // group)
-    most = min(_MAX_SPLITS, -(-reach // (2 * keys)))
+        reach = min(reach, window + (0 if tokens <= requests else rows // group))
+    # A split with fewer tiles gains less than the second launch costs.
+    most = min(_MAX_SPLITS, reach // (4 * keys))
     splits = _splits(blocks * kv_heads, most, 2 * device.multiprocessors)
     return Tuning(rows, keys, warps, depth, splits)
 

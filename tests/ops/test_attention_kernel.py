@@ -119,15 +119,16 @@ ALL = {"window": 70, "scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -
 
 
 @pytest.mark.parametrize(("splits", "rows"), [(1, 16), (1, 64), (3, 16)])
-@pytest.mark.parametrize("options", [{}, {"window": 66}, ALL], ids=str)
+@pytest.mark.parametrize("options", [{}, ALL], ids=str)
 @pytest.mark.parametrize(
     ("new", "lens"),
     [
         ([1, 1, 1], [130, 1, 65]),
         ([5, 1, 20], [5, 70, 131]),
         ([1, 0, 2, 0, 3], [64, 0, 0, 7, 3]),
+        ([2, 0, 1, 0, 0, 0], [70, 0, 9, 33, 0, 0]),
     ],
-    ids=["decode", "extend", "empty and padded requests"],
+    ids=["decode", "extend", "empty and padded requests", "uneven"],
 )
 def test_batches_of_every_form(attention, new, lens, options, splits, rows):
     call = Call(new, lens, page_size=4, behind=2)
@@ -193,6 +194,64 @@ def test_float8_caches_are_read_as_they_are(attention, dtype):
     call = Call([1, 2], [70, 9], dims=(16, 16), cache_dtype=dtype)
     got = attention(call, scale=0.25 * 0.5) * 0.5
     torch.testing.assert_close(got, call.oracle(scale=0.125) * 0.5, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize(("new", "lens"), [([1, 1], [130, 70]), ([9, 40], [130, 170])])
+def test_keys_left_of_the_window_are_never_read(attention, new, lens, page_size):
+    call = Call(new, lens, page_size=page_size)
+    want = call.oracle(window=20)
+    for b, (count, length) in enumerate(zip(new, lens, strict=True)):
+        low = max(0, length - count - 20 + 1)
+        for t in range(low):
+            slot = int(call.table[b, t // page_size]) * page_size + t % page_size
+            call.k_cache[slot], call.v_cache[slot] = torch.nan, torch.nan
+        call.table[b, : low // page_size] = -1
+    got = attention(call, window=20)
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+
+
+def test_lengths_may_be_a_part_of_another_tensor(attention):
+    call = Call([1, 2], [9, 70], heads=(4, 2))
+    want = call.oracle()
+    call.lens = torch.stack([call.lens, call.lens + 7], 1)[:, 0]
+    call.starts = torch.stack([call.starts, call.starts + 5], 1)[:, 0]
+    torch.testing.assert_close(attention(call), want, atol=2e-5, rtol=1e-4)
+
+
+H200 = attention_launch.Device(132, 227 * 1024)
+
+
+def sizes(tokens, requests, *, group=4, dims=(64, 64), window=None, capacity=8192, device=H200):
+    return attention_launch.tuning_for(
+        tokens, requests, 8, group, dims, 2, 1, capacity, window, device
+    )
+
+
+@pytest.mark.parametrize("requests", [1, 16, 64, 256])
+def test_decode_in_a_short_window_is_one_launch(requests):
+    assert sizes(requests, requests, window=128).splits == 1
+
+
+def test_few_requests_of_long_contexts_fill_the_card():
+    few, many = sizes(1, 1, capacity=32768), sizes(256, 256, capacity=32768)
+    assert 8 * few.splits >= H200.multiprocessors
+    assert many.splits == 1
+    assert sizes(1, 1, capacity=1).splits == 1
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (64, 64), (128, 128), (256, 256), (192, 512)])
+@pytest.mark.parametrize("memory", [99 * 1024, 163 * 1024, 227 * 1024])
+@pytest.mark.parametrize(("tokens", "requests"), [(1, 1), (64, 64), (4096, 1), (4096, 8)])
+@pytest.mark.parametrize("group", [1, 4, 20, 128])
+def test_tiles_fit_the_shared_memory(dims, memory, tokens, requests, group):
+    device = attention_launch.Device(100, memory)
+    got = sizes(tokens, requests, dims=dims, group=group, device=device)
+    for size in (got.rows, got.keys):
+        assert size >= 16 and size & (size - 1) == 0
+    assert got.rows >= group
+    width = 2 * sum(max(16, 1 << (dim - 1).bit_length()) for dim in dims)
+    assert got.keys == 16 or got.depth * got.keys * width + got.rows * width <= memory
 
 
 def test_no_queries_are_no_result(attention):
