@@ -63,7 +63,7 @@ def paged_attention(
         TypeError, ValueError: dtype, rank, device or size is wrong, or (on the CPU) lengths
             contradict each other or a key that a query sees lies outside the caches.
     """
-    return torch.ops.swa.paged_attention.default(
+    return _OP(
         q,
         k_cache,
         v_cache,
@@ -78,7 +78,6 @@ def paged_attention(
     )
 
 
-@torch.no_grad()
 def _attention(
     q: Tensor,
     k_cache: Tensor,
@@ -140,7 +139,7 @@ def _fake_attention(
     return torch.empty((q.shape[0], q.shape[1], v_cache.shape[2]), dtype=q.dtype, device=q.device)
 
 
-define(
+_OP = define(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table,"
     " Tensor seq_lens, Tensor cu_seqlens_q, *, SymInt page_size=1, float? scale=None,"
     " SymInt? window=None, float softcap=0.0, Tensor? sinks=None) -> Tensor",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Protocol
 
@@ -42,7 +43,10 @@ class AttentionKernel(Protocol):
     def run(
         self, q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor
     ) -> None:
-        """Attention of `q` `[N, H_q, D]` over `keys` into `out`, `[N, H_q, D_v]`, contiguous."""
+        """Attention of `q` `[N, H_q, D]` over `keys` into `out`, `[N, H_q, D_v]`, contiguous.
+
+        Gradients may be on: the operator has none, and `out` must not get any.
+        """
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,16 @@ class NamedKernel:
 def _kernel(name: str, missing: Callable[[torch.device], str | None], module: str) -> NamedKernel:
     """Of a module beside this one, imported where it is first asked."""
 
+    @cache
+    def functions() -> tuple[Callable[..., str | None], Callable[..., None]]:
+        found = import_module(module, __package__)
+        return found.refusal, found.attention
+
     def refusal(q: Tensor, keys: Keys) -> str | None:
-        reason: str | None = import_module(module, __package__).refusal(q, keys)
-        return reason
+        return functions()[0](q, keys)
 
     def run(q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor) -> None:
-        import_module(module, __package__).attention(q, keys, seq_lens, cu_seqlens_q, out)
+        functions()[1](q, keys, seq_lens, cu_seqlens_q, out)
 
     return NamedKernel(name, missing, refusal, run)
 

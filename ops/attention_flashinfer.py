@@ -206,6 +206,7 @@ class FlashInferAttention:
             return "a layer of this kind has not run before the capture, so it has no plan"
         return refusal(q, keys)
 
+    @torch.no_grad()
     def run(
         self, q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor
     ) -> None:

@@ -7,8 +7,8 @@ else: what other slots hold (NaN, say) and what other entries of the page table 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,8 +65,7 @@ def attend(
     return torch.einsum("rhgnt,rthd->rnhgd", weights, v).reshape(rows, count, heads, -1)
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
     """Where keys lie and how they are attended to: what all queries of a call share.
 
     Attributes:
@@ -185,6 +184,7 @@ def attention_on_gpu(q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tens
     return keys.attend_rows(q, at, request, span)
 
 
+@torch.no_grad()
 def attention_by_device(
     q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor
 ) -> None:

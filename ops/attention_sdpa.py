@@ -6,8 +6,6 @@ are `attention_reference`'s.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,7 +20,7 @@ def refusal(q: Tensor, keys: Keys) -> str | None:
 
 def attention(q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor) -> None:
     """Attention of `q` `[N, H_q, D]` over `keys` into `out` `[N, H_q, D_v]`, in float32."""
-    attention_by_device(q, replace(keys, rule=attend_by_sdpa), seq_lens, cu_seqlens_q, out)
+    attention_by_device(q, keys._replace(rule=attend_by_sdpa), seq_lens, cu_seqlens_q, out)
 
 
 def attend_by_sdpa(

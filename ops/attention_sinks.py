@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 
+@torch.no_grad()
 def weigh_sinks_in(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     """Give the sinks their share of the softmax's denominator, in place.
 

@@ -61,6 +61,7 @@ def refusal(q: Tensor, keys: Keys) -> str | None:
     return None
 
 
+@torch.no_grad()
 def attention(q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor) -> None:
     """Attention of `q` `[N, H_q, D]` over `keys` into `out`; `refusal` is None.
 

@@ -220,6 +220,18 @@ def test_defaults_of_dtype_and_device_do_not_matter():
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
+def test_inputs_that_require_gradients_give_a_result_without(kernel):
+    q, k_cache, v_cache, *rest = batch([2, 1], [6, 4])
+    sinks = torch.nn.Parameter(torch.ones(4))
+    want = oracle(q, k_cache, v_cache, *rest, sinks=sinks.detach())
+    with attention_kernel(kernel):
+        got = torch.ops.swa.paged_attention(
+            q.clone().requires_grad_(), k_cache, v_cache, *rest, sinks=sinks
+        )
+    torch.testing.assert_close(got.detach(), want)
+
+
 def test_large_scores_do_not_overflow():
     q, k_cache, v_cache, *rest = batch([1], [4])
     got = ops.paged_attention(q * 1e4, k_cache, v_cache, *rest, sinks=torch.full((4,), 50.0))
