@@ -105,7 +105,7 @@ def target_jobs(
     config = CONFIGS["ref24"] if gpu else small
     start_shape = Shape.of(config, 64 if gpu else 4)
     compilations = 2 if quick or not gpu else 10
-    pass_depths = (8, 16) if quick or not gpu else (32, 64, 128, 192)
+    pass_depths = (8, 16) if quick else (32, 64, 128, 192)
 
     def stores(batch: int) -> Job:
         return Job(

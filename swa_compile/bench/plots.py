@@ -75,7 +75,7 @@ def _kernels(row: Row, record: Record) -> Any:
         axes.barh(names, widths, left=left, label=kind)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlabel("µs of kernels in one step")
-    axes.legend(fontsize=7, loc="lower right")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
     _title(axes, row, record)
     return figure
 

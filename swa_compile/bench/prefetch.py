@@ -35,10 +35,17 @@ def prefetch(
     waiting = [variant for variant in variants if _compiles(variant, device)]
     if jobs < 2 or len(waiting) < 2 or config.name not in CONFIGS:
         return []
-    sizes = ("--batch", shape.batch, "--window", shape.window, "--context", shape.context)
-    command = (sys.executable, "-m", "swa_compile.bench.prefetch", "--config", config.name, *sizes)
-    # torch's thread count is part of the key of what is cached.
-    command = (*command, "--threads", torch.get_num_threads())
+    command = [sys.executable, "-m", "swa_compile.bench.prefetch", "--config", config.name]
+    arguments = {
+        "--batch": shape.batch,
+        "--window": shape.window,
+        "--context": shape.context,
+        # torch's thread count is part of the key of what is cached.
+        "--threads": torch.get_num_threads(),
+        "--device": device,
+    }
+    for option, value in arguments.items():
+        command += [option, str(value)]
     threads = max(1, (os.cpu_count() or 1) // min(jobs, len(waiting)))
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
     failed = []
@@ -48,7 +55,7 @@ def prefetch(
             while waiting and len(running) < jobs:
                 variant = waiting.pop(0)
                 running[variant.name] = subprocess.Popen(
-                    [*map(str, command), "--variant", variant.name, "--device", str(device)],
+                    [*command, "--variant", variant.name],
                     env=environment,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -18,6 +18,9 @@ _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("store", ("_store", "index_put", "index_copy")),
 )
 
+# Kernels that a profile lists by name, those with the most time first.
+_NAMES = 40
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -76,7 +79,7 @@ def profile_step(step: Callable[[], Any], repeats: int = 5) -> dict[str, Any]:
         "launches": len(middle),
         "us": round(sum(kernel.us for kernel in middle), 2),
         "kinds": _longest_first(kinds),
-        "names": _longest_first(names),
+        "names": dict(list(_longest_first(names).items())[:_NAMES]),
     }
 
 

@@ -73,7 +73,7 @@ def measure(
         "batch": batch,
         "pages": pages,
         "table_mb": round(table.numel() * table.itemsize / 1e6, 3),
-        "copy_tb_per_s": round(moved / copy_us / 1e6, 3),
+        "copy_tb_per_s": float(f"{moved / copy_us / 1e6:.4g}"),
         "ratio": ratio_of(samples["prologue"], samples["copy"]),
         "clock": clock,
         **entry,

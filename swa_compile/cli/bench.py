@@ -42,6 +42,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--targets", action="store_true", help="everything that the project is held against"
     )
+    parser.add_argument(
+        "--rows",
+        nargs="*",
+        default=[],
+        metavar="PREFIX",
+        help="of --targets only these, e.g. stores",
+    )
     parser.add_argument("--budget", type=float, help="start nothing that would pass these seconds")
     parser.add_argument(
         "--jobs", type=int, help="variants compiled ahead at once (by cores and memory; 1: none)"
@@ -111,9 +118,10 @@ def _jobs(args: argparse.Namespace, device: Any, runs: int) -> list[Any]:
     config = CONFIGS[args.config or ("ref24" if gpu else "small")]
     try:
         if args.targets:
-            return target_jobs(
+            every = target_jobs(
                 device, runs, quick=args.quick, variants=args.variants, jobs=args.jobs
             )
+            return _picked(every, args.rows)
         return [
             step_job(
                 config,
@@ -128,6 +136,14 @@ def _jobs(args: argparse.Namespace, device: Any, runs: int) -> list[Any]:
         ]
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _picked(jobs: list[Any], prefixes: list[str]) -> list[Any]:
+    unknown = [p for p in prefixes if not any(job.name.startswith(p) for job in jobs)]
+    if unknown:
+        names = ", ".join(job.name for job in jobs)
+        raise UsageError(f"no row is called {unknown[0]!r}; the rows are {names}")
+    return [job for job in jobs if not prefixes or job.name.startswith(tuple(prefixes))]
 
 
 def _measure(

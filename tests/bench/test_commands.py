@@ -54,6 +54,13 @@ def test_eager_variants_are_timed_and_graphs_say_that_there_is_no_gpu(
     assert "| eager (a) |" in capsys.readouterr().out
 
 
+def test_some_rows_of_the_targets_can_be_asked_for(tmp_path):
+    path = tmp_path / "results.json"
+    assert bench("--targets", "--rows", "passes", "--json", path) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert list(rows) == ["passes"] and rows["passes"]["depths"][0]["us_per_node"] > 0
+
+
 @pytest.mark.inductor
 def test_compiled_variants_are_compared_and_reported(tmp_path):
     path = tmp_path / "results.json"
@@ -88,6 +95,7 @@ def test_a_wrong_variant_is_an_error_and_no_figure(tmp_path, monkeypatch, capsys
         (["--variants", "z"], "there is no variant 'z'"),
         (["--window", "0"], "window is at least 1; got 0"),
         (["--context", "4"], "does not fill a window of 16"),
+        (["--targets", "--rows", "store", "nonsense"], "no row is called 'nonsense'; the rows are"),
         (["--render", "no/such.json"], "cannot read no/such.json"),
     ],
 )

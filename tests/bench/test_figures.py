@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from swa_compile.bench import depth, pass_time, prologue, sizes, start, stores
+from swa_compile.bench import depth, pass_time, prefetch, prologue, sizes, start, stores
 from swa_compile.bench.configs import CONFIGS, Shape
 from swa_compile.bench.profiling import kind_of
+from swa_compile.bench.steps import measure
+from swa_compile.bench.variants import chosen
 from swa_compile.ops import store_kv
 
 CPU = torch.device("cpu")
@@ -65,6 +67,16 @@ def test_a_warm_start_finds_what_the_cold_one_compiled():
     assert not row["cold"]["from_cache"] and row["warm"]["from_cache"]
     assert row["warm"]["passes_s"] == 0 < row["cold"]["passes_s"]
     assert 0 < row["passes_share"] < 0.5 and row["ratio"] < 1
+
+
+@pytest.mark.inductor
+def test_what_was_compiled_ahead_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    shape, variants = Shape.of(SMALL, 3), chosen(["inductor-hoisted", "swa"])
+    assert prefetch.prefetch(SMALL, shape, variants, CPU, jobs=2) == []
+    found = measure(SMALL, shape, variants, CPU, runs=2)["variants"]
+    assert found["swa"]["report"]["from_cache"]
+    assert found["inductor-hoisted"]["status"] == found["swa"]["status"] == "ok"
 
 
 @pytest.mark.inductor
