@@ -112,7 +112,7 @@ class Output:
                 and value.dtype is out.dtype
                 and storage
             ):
-                away = out.storage_offset() - value.storage_offset()
+                away = int(out.storage_offset()) - int(value.storage_offset())
                 return cls(place, (out.shape, out.stride(), away))
         return cls(value=borrow(out))
 

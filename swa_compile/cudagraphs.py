@@ -316,10 +316,9 @@ class CapturedGraph:
                 key.append(layout(value))
         bucket = self._buckets.get(tuple(key))
         if bucket is None:
-            label = "" if sizes.tokens is None else f"{sizes.tokens} tokens"
+            label = "sizes" if sizes.tokens is None else f"{sizes.tokens} tokens"
             known = sum(b.label.split(" #")[0] == label for b in self._buckets.values())
-            label = label or "sizes"
-            label = f"{label} #{known + 1}" if known or label == "sizes" else label
+            label = f"{label} #{known + 1}" if known else label
             bucket = self._buckets[tuple(key)] = Bucket(label, full)
             bucket.addresses = _addresses(values)
             return None  # the warm-up
@@ -333,13 +332,18 @@ class CapturedGraph:
             if isinstance(v, Tensor) and v.device == self._recorder.device
         }
         fixed = self._inputs.static | sharing(tensors, set(self._inputs.written))
-        bound, owned = {}, {}
+        # Small inputs may have been at the same address twice by luck. When one has moved, all
+        # are copied: that costs next to nothing, and a recording for each would cost much.
+        small_moved = any(
+            place not in fixed and not _large(tensors[place]) for place in bucket.moves
+        )
+        bound: dict[int, Tensor] = {}
+        owned: dict[int, Tensor] = {}
         for place, tensor in tensors.items():
-            moves = bucket.moves.get(place, 0)
-            if nbytes(tensor) > LARGE:
-                own = moves > 1
+            if _large(tensor):
+                own = bucket.moves.get(place, 0) > 1
             else:
-                own = moves > 0 or tensor.data_ptr() != bucket.addresses.get(place)
+                own = small_moved or tensor.data_ptr() != bucket.addresses.get(place)
             free = place not in fixed and not self._inputs.bound
             (owned if own and free else bound)[place] = tensor
         return Placement(bound, owned)
@@ -430,14 +434,22 @@ class Call:
 
 def _returned(outputs: Sequence[Any], returns: list[Output], given: list[Any]) -> list[Any]:
     """`outputs` as the caller may keep them: the caller's own tensors, or copies."""
-    copies: dict[int, Any] = {}
+    copies: dict[int, Tensor] = {}  # what is returned twice stays one tensor
+    result = []
     for out, known in zip(outputs, returns, strict=True):
-        if id(out) not in copies:
-            if known.place is not None:
-                copies[id(out)] = known.of(given)
-            else:
-                copies[id(out)] = independent(out) if isinstance(out, Tensor) else out
-    return [copies[id(out)] for out in outputs]
+        if known.place is not None:
+            result.append(known.of(given))
+        elif isinstance(out, Tensor):
+            if id(out) not in copies:
+                copies[id(out)] = independent(out)
+            result.append(copies[id(out)])
+        else:
+            result.append(out)
+    return result
+
+
+def _large(tensor: Tensor) -> bool:
+    return nbytes(tensor) > LARGE
 
 
 def _addresses(values: Sequence[Any]) -> dict[int, int]:

@@ -153,7 +153,7 @@ def _wrapped(wrap: Callable[[InnerCode], Callable[..., Any]]) -> Iterator[None]:
         )
 
     slot.wrapper = _as_it_is
-    CompiledFxGraph.post_compile = finish  # type: ignore[method-assign]
+    CompiledFxGraph.post_compile = finish  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
