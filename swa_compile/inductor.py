@@ -252,6 +252,8 @@ _ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTIL
 _PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
 _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
 _NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
+_PIECE = re.compile(r"^.*\bself\.partitions\[(\d+)\]\(.*$", re.MULTILINE)
+_TOP_LEVEL = re.compile(r"^\w", re.MULTILINE)
 _NAME = re.compile(r"\b\w+\b")
 
 
@@ -302,11 +304,20 @@ def late_mapping_kernels(code: str, mappings: Sequence[str], caches: Sequence[st
 
 
 def _called_with(code: str) -> Iterator[set[str]]:
-    """The names in the arguments of each kernel call of the outermost function, in order."""
-    start = code.find("def call(")
-    body = code[start : code.find("\ndef ", start) if start >= 0 else None]
+    """The names in the arguments of each kernel call, in the order of the calls.
+
+    Pieces have the names of the whole for what they are given.
+    """
+    body = _PIECE.sub(lambda call: _function(code, f"partition_{call[1]}"), _function(code, "call"))
     for args in _kernel_arguments(body):
         yield set(_NAME.findall(args))
+
+
+def _function(code: str, name: str) -> str:
+    """The text of a function or method of `code`, to the end where there is none."""
+    start = max(code.find(f"def {name}("), 0)
+    end = _TOP_LEVEL.search(code, code.find("\n", start) + 1)
+    return code[start : end.start() if end else None]
 
 
 def _kernel_arguments(code: str) -> Iterator[str]:
