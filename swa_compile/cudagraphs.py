@@ -115,6 +115,7 @@ class CapturedGraph:
         recorder: of the graph's device.
         inputs: what is known of the inputs.
         mode: "full", "piecewise" or "auto".
+        obstacle: why the code must not be recorded as a whole, with the place in the source.
         capture_sizes: token counts to record; empty for all.
         strict: raise instead of skipping.
     """
@@ -127,6 +128,7 @@ class CapturedGraph:
         pieces: Sequence[Piece] = (),
         inputs: Inputs | None = None,
         mode: str = "auto",
+        obstacle: tuple[str, str] | None = None,
         capture_sizes: Sequence[int] = (),
         strict: bool = False,
     ) -> None:
@@ -134,9 +136,11 @@ class CapturedGraph:
         self._recorder = recorder
         self._pieces = pieces
         self._inputs = Inputs() if inputs is None else inputs
+        self._obstacle = obstacle
         self._capture_sizes = frozenset(capture_sizes)
         self._strict = strict
         self._buckets: dict[Hashable, Bucket] = {}
+        self._changing_places: list[int] | None = None
         self._stream: Hashable = None
         self._lock = threading.Lock()
         self._sizes = threading.local()
@@ -231,7 +235,7 @@ class CapturedGraph:
 
     def _whole(self, bucket: Bucket, given: list[Any], passed: list[Any]) -> Sequence[Any] | None:
         """Record the whole call; None where that cannot be."""
-        why, place = self._elsewhere(given)
+        why, name, source = self._against_whole(given)
         if not why:
             try:
                 replay, outputs = self._recorder.record(lambda: self._run(list(passed)))
@@ -248,24 +252,23 @@ class CapturedGraph:
         bucket.full = False
         bucket.off = not self._pieces or self.captures.mode == "full"
         what = "runs uncaptured" if bucket.off else "is captured in pieces"
-        name, source = self._named(place)
         self._skip(Skip(f"{bucket.label} {what}: {why}", name, source, self.sizes.tokens))
         return None
 
-    def _elsewhere(self, values: Sequence[Any]) -> tuple[str, int | None]:
-        """Why a graph of the whole call would not see all of `values`, and which it is."""
+    def _against_whole(self, values: Sequence[Any]) -> tuple[str, str, str]:
+        """Why a graph of the whole call would be wrong, "" if it is not; the input and its line."""
+        if self._obstacle is not None:
+            why, source = self._obstacle
+            return why, "", source
         for place, value in enumerate(values):
+            name, source = self._inputs.name(place), self._inputs.source(place)
             if isinstance(value, Tensor):
                 if value.device != self._recorder.device:
-                    return (
-                        f"{self._inputs.name(place)} is a tensor on {value.device}, which a graph "
-                        "would read once and for all",
-                        place,
-                    )
+                    why = f"{name} is a tensor on {value.device}, which a graph reads only once"
+                    return why, name, source
             elif not isinstance(value, (int, float, bool, type(None))):
-                kind = type(value).__name__
-                return f"{self._inputs.name(place)} is a {kind}, which no graph takes", place
-        return "", None
+                return f"{name} is a {type(value).__name__}, which no graph takes", name, source
+        return "", "", ""
 
     def _in_pieces(
         self, bucket: Bucket, given: list[Any], passed: list[Any], recording: bool
@@ -294,7 +297,7 @@ class CapturedGraph:
 
     def _bucket(self, values: Sequence[Any]) -> Bucket | None:
         """The bucket of a call that is to be captured or replayed; None where it is not."""
-        sizes, static = self.sizes, self._inputs.static
+        sizes = self.sizes
         if sizes.tokens == 0:
             return None
         if self._capture_sizes and sizes.tokens not in self._capture_sizes:
@@ -307,10 +310,12 @@ class CapturedGraph:
         full = not self._pieces or self.captures.mode == "full"
         full = full or (self.captures.mode == "auto" and sizes.decode)
         key: list[Any] = [full]
-        for place, value in enumerate(values):
+        # Dynamo's guards keep the layouts of static inputs.
+        for place in self._changing(len(values)):
+            value = values[place]
             if not isinstance(value, Tensor):
                 key.append(value if isinstance(value, Hashable) else id(value))
-            elif place not in static:
+            else:
                 if not value.numel():
                     return None  # an idle rank; nothing to launch
                 key.append(layout(value))
@@ -323,6 +328,13 @@ class CapturedGraph:
             bucket.addresses = _addresses(values)
             return None  # the warm-up
         return bucket
+
+    def _changing(self, count: int) -> list[int]:
+        """The places of the inputs that are not static."""
+        if self._changing_places is None:
+            static = self._inputs.static
+            self._changing_places = [i for i in range(count) if i not in static]
+        return self._changing_places
 
     def _place(self, bucket: Bucket, values: Sequence[Any]) -> Placement:
         """Which inputs the next recording of `bucket` is bound to, and which it owns."""
@@ -358,9 +370,6 @@ class CapturedGraph:
                 "share one memory, and nothing orders the two streams; call it on one stream, or "
                 "compile once for each"
             )
-
-    def _named(self, place: int | None) -> tuple[str, str]:
-        return ("", "") if place is None else (self._inputs.name(place), self._inputs.source(place))
 
     def _skip(self, skip: Skip) -> None:
         new = self.captures.skip(skip)

@@ -191,6 +191,8 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     if make_storage is None or make_tensor is None:
         return tensor
     whole = tensor.untyped_storage()
+    if not whole.nbytes():
+        return tensor
     metadata = {
         "nbytes": whole.nbytes(),
         "data_ptr": whole.data_ptr(),
@@ -206,9 +208,9 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 def end_failed_capture(device: int, pool: Any) -> None:
     """Tell the allocator that a failed capture into `pool` is over, which torch leaves out."""
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        with suppress(Exception):  # it is over already
-            getattr(torch._C, name)(device, pool)
+    with suppress(Exception):  # it is over already
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 @dataclass(frozen=True)

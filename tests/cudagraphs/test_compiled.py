@@ -248,3 +248,28 @@ def test_one_compilation_serves_all_buckets_of_a_runner(on_cpu):
     assert sum(report.captures.captures for report in reports) == 3
     assert sum(report.captures.copied_inputs for report in reports) == 0
     assert all(use.graph_bytes for use in runner.buckets)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_small_caches_among_the_arguments_are_written_where_they_are(on_cpu, lower):
+    """Moved at every call, they are bound anew at every call, and never read from a copy."""
+
+    def forward(k_cache, v_cache, mapping, loc, k):
+        loc = translate_loc(mapping, loc)
+        store_kv(k_cache, v_cache, k * 2, k + 1, loc)
+        return k_cache[loc] + 1
+
+    options = {"cudagraphs": "full", "lower_stores": lower}
+    compiled, mapping = torch.compile(forward, backend="swa", options=options), make_mapping()
+    keep = []
+    with torch.no_grad(), swa_compile.collect() as reports:
+        for seed in range(5):
+            torch.manual_seed(seed)
+            caches = [torch.randn(ROWS, HEADS, DIM) for _ in "kv"]
+            want = [cache.clone() for cache in caches]
+            loc, k = torch.randperm(20)[:4] + 50, torch.randn(4, HEADS, DIM)
+            expected = forward(*want, mapping, loc, k)
+            torch.testing.assert_close(compiled(*caches, mapping, loc, k), expected)
+            assert all(torch.equal(a, b) for a, b in zip(caches, want, strict=True))
+            keep.append((caches, loc, k))
+    assert reports[0].captures.replays == 4
