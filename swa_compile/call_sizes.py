@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from swa_compile.cudagraphs import Sizes
+from swa_compile.bucket import Sizes
 
 # A memo of so many sizes is emptied: sizes that never repeat are no use in it.
 _REMEMBERED = 4096

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from swa_compile.bucket import Inputs
 from swa_compile.call_sizes import CallSizes
 from swa_compile.captures import Captures, Skip
-from swa_compile.cudagraphs import CapturedGraph, Inputs
+from swa_compile.cudagraphs import CapturedGraph
 from swa_compile.inductor import InnerCode, can_wrap
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError

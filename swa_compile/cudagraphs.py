@@ -11,99 +11,25 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from swa_compile.addresses import LARGE, Output, Placement, independent, layout, nbytes, sharing
+from swa_compile.addresses import Output, layout
+from swa_compile.bucket import Bucket, Inputs, Sizes, addresses, place, returned
 from swa_compile.captures import Captures, Skip
 from swa_compile.passes import HoistError
-from swa_compile.pieces import Known, Piece, PieceStates
+from swa_compile.pieces import Call, Known, Piece
 from swa_compile.recording import CaptureError, Recorder
-
-T = TypeVar("T")
 
 
 class CaptureUseError(RuntimeError):
     """Captured code was used in a way that would make two calls share one memory."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of one call that decide how it is captured.
-
-    Attributes:
-        tokens: N, or None where the graph has no dimension of tokens that is known.
-        decode: every request has as many rows as it has tokens: one.
-    """
-
-    tokens: int | None = None
-    decode: bool = False
-
-
 _UNKNOWN = Sizes()
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What is known of the inputs of the code, by their places.
-
-    Attributes:
-        static: parameters, buffers and inputs at addresses marked static.
-        written: inputs that the code writes.
-        names, sources: for reports; may be shorter than the inputs.
-        bound: all inputs are used where they are, none is copied.
-    """
-
-    static: frozenset[int] = frozenset()
-    written: frozenset[int] = frozenset()
-    names: Sequence[str] = ()
-    sources: Sequence[str] = ()
-    bound: bool = False
-
-    def name(self, place: int) -> str:
-        return self.names[place] if place < len(self.names) else f"input {place}"
-
-    def source(self, place: int) -> str:
-        return self.sources[place] if place < len(self.sources) else ""
-
-
-@dataclass
-class Bucket:
-    """One set of sizes: what was seen of it, and what is recorded.
-
-    Attributes:
-        label: for the reports.
-        full: recorded as a whole, or in pieces.
-        off: runs uncaptured from now on.
-        addresses: place -> where each tensor was at the last call that did not replay.
-        moves: place -> how often a bound tensor had moved.
-        placement: of the recording; None where there is none.
-        whole: repeats the recording of a whole call.
-        states: of the pieces.
-        returns: which outputs are inputs, and which are not.
-        stale: to be recorded anew at the next call.
-    """
-
-    label: str
-    full: bool
-    off: bool = False
-    addresses: dict[int, int] = field(default_factory=dict)
-    moves: dict[int, int] = field(default_factory=dict)
-    placement: Placement | None = None
-    whole: Callable[[], None] | None = None
-    states: PieceStates = field(default_factory=PieceStates)
-    returns: list[Output] = field(default_factory=list)
-    stale: bool = False
-
-    def forget(self) -> None:
-        """Drop the recordings; what was learned of the addresses stays."""
-        self.placement = self.whole = None
-        self.states.recordings.clear()
-        self.stale = False
 
 
 class CapturedGraph:
@@ -192,15 +118,15 @@ class CapturedGraph:
         values.clear()
         if bucket.placement is not None:
             moved = bucket.placement.moved(given)
-            for place in moved:
-                bucket.moves[place] = bucket.moves.get(place, 0) + 1
+            for i in moved:
+                bucket.moves[i] = bucket.moves.get(i, 0) + 1
             if moved or bucket.stale:
                 bucket.forget()
                 self.captures.recaptured += 1
         passed = list(given)
         if bucket.placement is None:
-            bucket.placement = self._place(bucket, given)
-            bucket.addresses = _addresses(given)
+            bucket.placement = place(bucket, self._inputs, given, self._recorder.device)
+            bucket.addresses = addresses(given)
             return self._first_replay(bucket, given, passed)
         self.captures.copied_inputs += bucket.placement.fill(passed)
         if bucket.whole is None:
@@ -208,7 +134,7 @@ class CapturedGraph:
         bucket.whole()
         self.captures.replays += 1
         self.captures.full_replays += 1
-        return _returned([out.value for out in bucket.returns], bucket.returns, given)
+        return returned([out.value for out in bucket.returns], bucket.returns, given)
 
     def _first_replay(self, bucket: Bucket, given: list[Any], passed: list[Any]) -> Sequence[Any]:
         """Record the bucket, and run this call by what was recorded."""
@@ -248,7 +174,7 @@ class CapturedGraph:
                 replay()
                 self.captures.replays += 1
                 self.captures.full_replays += 1
-                return _returned(outputs, bucket.returns, given)
+                return returned(outputs, bucket.returns, given)
         bucket.full = False
         bucket.off = not self._pieces or self.captures.mode == "full"
         what = "runs uncaptured" if bucket.off else "is captured in pieces"
@@ -260,8 +186,8 @@ class CapturedGraph:
         if self._obstacle is not None:
             why, source = self._obstacle
             return why, "", source
-        for place, value in enumerate(values):
-            name, source = self._inputs.name(place), self._inputs.source(place)
+        for i, value in enumerate(values):
+            name, source = self._inputs.name(i), self._inputs.source(i)
             if isinstance(value, Tensor):
                 if value.device != self._recorder.device:
                     why = f"{name} is a tensor on {value.device}, which a graph reads only once"
@@ -273,7 +199,16 @@ class CapturedGraph:
     def _in_pieces(
         self, bucket: Bucket, given: list[Any], passed: list[Any], recording: bool
     ) -> Sequence[Any]:
-        call = Call(self, bucket, recording, Known(passed) if recording else None)
+        known = Known(passed if recording else ())
+        call = Call(
+            self._recorder,
+            self.captures,
+            self._skip,
+            bucket.states,
+            tokens=self.sizes.tokens,
+            recording=recording,
+            known=known,
+        )
         for piece in self._pieces:
             piece.call = call
         try:
@@ -290,7 +225,7 @@ class CapturedGraph:
         else:
             bucket.off = True
             self.captures.uncaptured += 1
-        return _returned(outputs, bucket.returns, given)
+        return returned(outputs, bucket.returns, given)
 
     def _kept(self, outputs: Sequence[Any], passed: list[Any]) -> list[Output]:
         return [Output.keep(out, passed, self._recorder.borrow) for out in outputs]
@@ -311,8 +246,8 @@ class CapturedGraph:
         full = full or (self.captures.mode == "auto" and sizes.decode)
         key: list[Any] = [full]
         # Dynamo's guards keep the layouts of static inputs.
-        for place in self._changing(len(values)):
-            value = values[place]
+        for i in self._changing(len(values)):
+            value = values[i]
             if not isinstance(value, Tensor):
                 key.append(value if isinstance(value, Hashable) else id(value))
             else:
@@ -325,7 +260,7 @@ class CapturedGraph:
             known = sum(b.label.split(" #")[0] == label for b in self._buckets.values())
             label = f"{label} #{known + 1}" if known else label
             bucket = self._buckets[tuple(key)] = Bucket(label, full)
-            bucket.addresses = _addresses(values)
+            bucket.addresses = addresses(values)
             return None  # the warm-up
         return bucket
 
@@ -335,30 +270,6 @@ class CapturedGraph:
             static = self._inputs.static
             self._changing_places = [i for i in range(count) if i not in static]
         return self._changing_places
-
-    def _place(self, bucket: Bucket, values: Sequence[Any]) -> Placement:
-        """Which inputs the next recording of `bucket` is bound to, and which it owns."""
-        tensors = {
-            i: v
-            for i, v in enumerate(values)
-            if isinstance(v, Tensor) and v.device == self._recorder.device
-        }
-        fixed = self._inputs.static | sharing(tensors, set(self._inputs.written))
-        # Small inputs may have been at the same address twice by luck. When one has moved, all
-        # are copied: that costs next to nothing, and a recording for each would cost much.
-        small_moved = any(
-            place not in fixed and not _large(tensors[place]) for place in bucket.moves
-        )
-        bound: dict[int, Tensor] = {}
-        owned: dict[int, Tensor] = {}
-        for place, tensor in tensors.items():
-            if _large(tensor):
-                own = bucket.moves.get(place, 0) > 1
-            else:
-                own = small_moved or tensor.data_ptr() != bucket.addresses.get(place)
-            free = place not in fixed and not self._inputs.bound
-            (owned if own and free else bound)[place] = tensor
-        return Placement(bound, owned)
 
     def _check_stream(self) -> None:
         stream = self._recorder.stream()
@@ -392,74 +303,3 @@ def watching() -> Iterator[list[CapturedGraph]]:
         yield graphs
     finally:
         _watched.reset(token)
-
-
-class Call:
-    """One call that is recorded or replayed in pieces, as the pieces see it."""
-
-    def __init__(
-        self, graph: CapturedGraph, bucket: Bucket, recording: bool, known: Known | None
-    ) -> None:
-        self._graph = graph
-        self._bucket = bucket
-        self._islands = ExitStack()
-        self.recording = recording
-        self.known = known if known is not None else Known(())
-        self.states = bucket.states
-        self.captures = graph.captures
-        self.tokens = graph.sizes.tokens
-        self.device = graph._recorder.device
-        self.borrow = graph._recorder.borrow
-        self.broken = False  # from here on, nothing is where the recordings expect it
-
-    def breaks(self) -> None:
-        self.broken = True
-
-    def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        # The pool of the islands would serve the recording's allocations, too.
-        self._islands.close()
-        try:
-            recorded = self._graph._recorder.record(run)
-        finally:
-            self._enter_islands()
-        self.captures.captures += 1
-        return recorded
-
-    def skip(self, skip: Skip) -> None:
-        self._graph._skip(skip)
-
-    @contextmanager
-    def islands(self) -> Iterator[None]:
-        """What runs between the pieces allocates from a pool of the bucket's."""
-        self._enter_islands()
-        try:
-            yield
-        finally:
-            self._islands.close()
-
-    def _enter_islands(self) -> None:
-        self._islands.enter_context(self._graph._recorder.islands(id(self._bucket)))
-
-
-def _returned(outputs: Sequence[Any], returns: list[Output], given: list[Any]) -> list[Any]:
-    """`outputs` as the caller may keep them: the caller's own tensors, or copies."""
-    copies: dict[int, Tensor] = {}  # what is returned twice stays one tensor
-    result = []
-    for out, known in zip(outputs, returns, strict=True):
-        if known.place is not None:
-            result.append(known.of(given))
-        elif isinstance(out, Tensor):
-            if id(out) not in copies:
-                copies[id(out)] = independent(out)
-            result.append(copies[id(out)])
-        else:
-            result.append(out)
-    return result
-
-
-def _large(tensor: Tensor) -> bool:
-    return nbytes(tensor) > LARGE
-
-
-def _addresses(values: Sequence[Any]) -> dict[int, int]:
-    return {i: v.data_ptr() for i, v in enumerate(values) if isinstance(v, Tensor)}

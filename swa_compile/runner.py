@@ -14,7 +14,8 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, Inputs, Sizes, watching
+from swa_compile.bucket import Inputs, Sizes
+from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, watching
 from swa_compile.kv import ForwardBatch
 from swa_compile.padding import Arguments, Form, StaticInputs
 from swa_compile.recording import Recorder, recorder_for
@@ -171,6 +172,8 @@ class BucketRunner:
         padded = next((size for size in self.capture_sizes if size >= tokens), None)
         if padded is None:
             self.uncaptured += 1
+            if self._dynamic:
+                mark_sizes({name: named[name] for name in form.rows})
             return self._call(form.arguments(named))
         static, use = self._bucket(form, padded, self._requests(tokens, requests, padded))
         static.fill(named, tokens, requests)

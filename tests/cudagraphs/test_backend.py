@@ -8,8 +8,8 @@ from torch._inductor import utils
 
 import swa_compile
 from swa_compile import capturing, inductor
+from swa_compile.bucket import Sizes
 from swa_compile.call_sizes import CallSizes
-from swa_compile.cudagraphs import Sizes
 from swa_compile.ops import paged_attention
 from swa_compile.options import Options
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from swa_compile.addresses import LARGE
-from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, Inputs, Sizes
+from swa_compile.bucket import Inputs, Sizes
+from swa_compile.cudagraphs import CapturedGraph, CaptureUseError
 from swa_compile.passes import HoistError
 from swa_compile.pieces import Piece
 

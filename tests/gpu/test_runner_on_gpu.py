@@ -65,14 +65,12 @@ def test_every_size_pads_replays_and_leaves_the_other_rows(mode):
     mapping = make_mapping()
     model.k_cache.normal_()
     rows = model.k_cache.clone()
-    first = True
     for seed, n in enumerate((8, 5, 2, 1, 0, 8, 5, 20, 3)):
         ids = [60 + (7 * seed + i) % 40 for i in range(n)]
         k, out = call(runner, ids, mapping, seed)
         store(rows, mapping, ids, k)
         assert torch.equal(out, k * 2)
-        assert torch.equal(model.k_cache[1:], rows[1:]), (n, first)
-        first = False
+        assert torch.equal(model.k_cache[1:], rows[1:]), n
     assert runner.uncaptured == 1
     assert {use.tokens: use.calls for use in runner.buckets} == {1: 2, 2: 1, 8: 5}
     if mode != "off":
@@ -92,7 +90,7 @@ def test_capturing_ahead_leaves_every_live_row_bit_identical():
 
 @pytest.mark.parametrize("mode", ["plain", "auto"])
 def test_steady_calls_neither_synchronize_nor_record(mode):
-    model, runner = make(mode)
+    _, runner = make(mode)
     mapping = make_mapping()
     for seed in range(3):
         call(runner, [60, 61, 62], mapping, seed)
@@ -133,13 +131,13 @@ def test_a_replaced_tensor_is_used_at_the_next_call(mode, what):
 
 
 def test_another_stream_is_refused():
-    model, runner = make("auto")
+    _, runner = make("auto")
     mapping = make_mapping()
     call(runner, [60], mapping)
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        with pytest.raises(CaptureUseError, match="another stream"):
-            call(runner, [61], mapping)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side), pytest.raises(CaptureUseError, match="another stream"):
+        call(runner, [61], mapping)
 
 
 @pytest.mark.parametrize("mode", ["off", "auto", "piecewise"])
@@ -163,9 +161,8 @@ def test_a_model_decodes_the_same_in_buckets(mode):
             pieces = {r: torch.randint(0, 50, (12,), generator=g).tolist() for r in requests}
             outs.append(forward(pool.batch(pieces, width=64)))
             for live in (4, 3, 4, 1, 2, 4):
-                pieces = {
-                    r: torch.randint(0, 50, (1,), generator=g).tolist() for r in requests[:live]
-                }
+                ids = torch.randint(0, 50, (live, 1), generator=g).tolist()
+                pieces = dict(zip(requests[:live], ids, strict=True))
                 outs.append(forward(pool.batch(pieces, width=64)))
         return outs
 
