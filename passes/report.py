@@ -111,8 +111,8 @@ class GraphReport:
         inputs: the graph inputs named in this report, each with its place among the arguments of
             the compiled callable (where AOTAutograd tells).
         captures: the live record of the CUDA graphs of this graph
-            (`swa_compile.captures.Captures`), or None where none are made. It goes on counting, so it is not compared, and a report
-            that is loaded has none.
+            (`swa_compile.captures.Captures`), or None where none are made. It goes on counting, so
+            it is not compared, and a report that is loaded has none.
     """
 
     translations_found: int = 0

@@ -53,7 +53,8 @@ class Placement:
     def __init__(self, bound: dict[int, Tensor], owned: dict[int, Tensor]) -> None:
         self.places = tuple(bound)
         self.addresses = [tensor.data_ptr() for tensor in bound.values()]
-        self.buffers = {place: _like(tensor) for place, tensor in owned.items()}
+        with torch.inference_mode(False):  # they are filled inside and outside of that mode
+            self.buffers = {place: _like(tensor) for place, tensor in owned.items()}
 
     def moved(self, values: Sequence[Any]) -> list[int]:
         """The bound places that `values` has at another address now."""
@@ -112,7 +113,7 @@ class Output:
                 and value.dtype is out.dtype
                 and storage
             ):
-                away = out.storage_offset() - value.storage_offset()
+                away = int(out.storage_offset()) - int(value.storage_offset())
                 return cls(place, (out.shape, out.stride(), away))
         return cls(value=borrow(out))
 

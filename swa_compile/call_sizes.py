@@ -7,13 +7,15 @@ arguments of the operators at which a graph is cut, as expressions of the sizes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import GraphModule, Node
 
-from swa_compile.cudagraphs import Sizes
+from swa_compile.bucket import Sizes
 
 # A memo of so many sizes is emptied: sizes that never repeat are no use in it.
 _REMEMBERED = 4096
@@ -118,11 +120,12 @@ def _sources(
     for place, node in enumerate(placeholders):
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
-            yield value.node.expr, lambda args, place=place: args[place]
+            yield value.node.expr, itemgetter(place)
         if isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                    yield (
-                        size.node.expr,
-                        lambda args, place=place, dim=dim: args[place].shape[dim],
-                    )
+                    yield size.node.expr, partial(_dimension, place, dim)
+
+
+def _dimension(place: int, dim: int, args: Sequence[Any]) -> int:
+    return int(args[place].shape[dim])

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from swa_compile.bucket import Inputs
 from swa_compile.call_sizes import CallSizes
 from swa_compile.captures import Captures, Skip
-from swa_compile.cudagraphs import CapturedGraph, Inputs
+from swa_compile.cudagraphs import CapturedGraph
 from swa_compile.inductor import InnerCode, can_wrap
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError
@@ -41,6 +42,7 @@ class Capturing:
 
     Attributes:
         sizes: the sizes of a call, from its arguments.
+        obstacle: an operator that says itself that it must not be captured, and its line.
         graphs: the code that Inductor made, one for each graph; usually one.
         records: of all graphs, also of those that are not captured.
     """
@@ -49,6 +51,7 @@ class Capturing:
     device: torch.device
     inputs: Inputs
     sizes: CallSizes
+    obstacle: tuple[str, str] | None = None
     graphs: list[CapturedGraph] = field(default_factory=list)
     records: list[Captures] = field(default_factory=list)
 
@@ -69,7 +72,8 @@ class Capturing:
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         sources = [next((source_line(user) for user in node.users), "") for node in placeholders]
         inputs = Inputs(names=list(names), sources=sources)
-        return cls(options, device, inputs, CallSizes(gm, names, options.split_ops))
+        sizes = CallSizes(gm, names, options.split_ops)
+        return cls(options, device, inputs, sizes, _unsafe(gm))
 
     def wrap(self, code: InnerCode) -> Callable[..., Any]:
         """`code`, captured."""
@@ -94,6 +98,7 @@ class Capturing:
             pieces=pieces,
             inputs=replace(self.inputs, static=code.static, written=code.written),
             mode=options.cudagraphs,
+            obstacle=self.obstacle,
             capture_sizes=options.capture_sizes,
             strict=options.strict,
         )
@@ -123,6 +128,16 @@ class Capturing:
             replace(report, captures=record)
             for report, record in zip(reports, self.records, strict=True)
         ]
+
+
+def _unsafe(gm: GraphModule) -> tuple[str, str] | None:
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            overload = getattr(node.target, "default", node.target)
+            if tag is not None and tag in getattr(overload, "tags", ()):
+                return f"{overload} is tagged cudagraph_unsafe", source_line(node)
+    return None
 
 
 def _device(values: Sequence[Any]) -> torch.device | None:

@@ -153,7 +153,7 @@ def _wrapped(wrap: Callable[[InnerCode], Callable[..., Any]]) -> Iterator[None]:
         )
 
     slot.wrapper = _as_it_is
-    CompiledFxGraph.post_compile = finish  # type: ignore[method-assign]
+    CompiledFxGraph.post_compile = finish  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
@@ -191,6 +191,8 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
     if make_storage is None or make_tensor is None:
         return tensor
     whole = tensor.untyped_storage()
+    if not whole.nbytes():
+        return tensor
     metadata = {
         "nbytes": whole.nbytes(),
         "data_ptr": whole.data_ptr(),
@@ -206,9 +208,9 @@ def borrowed(tensor: torch.Tensor) -> torch.Tensor:
 
 def end_failed_capture(device: int, pool: Any) -> None:
     """Tell the allocator that a failed capture into `pool` is over, which torch leaves out."""
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        with suppress(Exception):  # it is over already
-            getattr(torch._C, name)(device, pool)
+    with suppress(Exception):  # it is over already
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,8 @@ _ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTIL
 _PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
 _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
 _NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
+_PIECE = re.compile(r"^.*\bself\.partitions\[(\d+)\]\(.*$", re.MULTILINE)
+_TOP_LEVEL = re.compile(r"^\w", re.MULTILINE)
 _NAME = re.compile(r"\b\w+\b")
 
 
@@ -302,11 +306,20 @@ def late_mapping_kernels(code: str, mappings: Sequence[str], caches: Sequence[st
 
 
 def _called_with(code: str) -> Iterator[set[str]]:
-    """The names in the arguments of each kernel call of the outermost function, in order."""
-    start = code.find("def call(")
-    body = code[start : code.find("\ndef ", start) if start >= 0 else None]
+    """The names in the arguments of each kernel call, in the order of the calls.
+
+    Pieces have the names of the whole for what they are given.
+    """
+    body = _PIECE.sub(lambda call: _function(code, f"partition_{call[1]}"), _function(code, "call"))
     for args in _kernel_arguments(body):
         yield set(_NAME.findall(args))
+
+
+def _function(code: str, name: str) -> str:
+    """The text of a function or method of `code`, to the end where there is none."""
+    start = max(code.find(f"def {name}("), 0)
+    end = _TOP_LEVEL.search(code, code.find("\n", start) + 1)
+    return code[start : end.start() if end else None]
 
 
 def _kernel_arguments(code: str) -> Iterator[str]:

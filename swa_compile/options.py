@@ -25,7 +25,10 @@ class Options:
     """Options of the `swa` and `swa_eager` backends.
 
     Attributes:
-        cudagraphs: "off", "full", "piecewise", "inductor" (torch's cudagraph trees) or "auto".
+        cudagraphs: what is captured on a GPU: nothing ("off"), each call as a whole ("full"), the
+            pieces between `split_ops` ("piecewise"), either as the call wants it ("auto": as a
+            whole where each request has one token), or what torch's cudagraph trees make of it
+            ("inductor"). See docs/cudagraphs.md.
         capture_sizes: token counts to capture; empty for each size that is met.
         strict: raise `HoistError` where a translation stays in the layer code, the generated code
             copies a KV cache or reads a mapping late, or a requested capture is skipped.

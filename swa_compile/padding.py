@@ -137,14 +137,15 @@ class StaticInputs:
     buffers: dict[str, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.buffers = {
-            name: torch.zeros(
-                (self.form.length(name, self.tokens, self.requests), *row),
-                dtype=dtype,
-                device=self.form.device,
-            )
-            for name, (dtype, row) in self.form.rows.items()
-        }
+        with torch.inference_mode(False):  # they are filled inside and outside of that mode
+            self.buffers = {
+                name: torch.zeros(
+                    (self.form.length(name, self.tokens, self.requests), *row),
+                    dtype=dtype,
+                    device=self.form.device,
+                )
+                for name, (dtype, row) in self.form.rows.items()
+            }
 
     @property
     def device(self) -> torch.device:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from swa_compile.addresses import Layout, Output, Placement, layout
-from swa_compile.captures import Skip
-from swa_compile.recording import CaptureError
+from swa_compile.captures import Captures, Skip
+from swa_compile.recording import CaptureError, Recorder
 
-if TYPE_CHECKING:
-    from swa_compile.cudagraphs import Call
+T = TypeVar("T")
 
 PieceFunction = Callable[[list[Any]], Any]
 
@@ -70,6 +70,63 @@ class Known:
         return ref is not None and ref() is tensor
 
 
+class Call:
+    """One call that is recorded or replayed in pieces, as the pieces see it.
+
+    Attributes:
+        states: of the pieces at this call's sizes.
+        tokens: of the call, for reports.
+        recording: the pieces are to be recorded; else replayed.
+        known: see `Known`; filled while recording.
+        broken: from here on, nothing is where the recordings expect it.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        captures: Captures,
+        skip: Callable[[Skip], None],
+        states: PieceStates,
+        *,
+        tokens: int | None,
+        recording: bool,
+        known: Known,
+    ) -> None:
+        self._recorder = recorder
+        self._islands = ExitStack()
+        self.captures = captures
+        self.skip = skip
+        self.states = states
+        self.tokens = tokens
+        self.recording = recording
+        self.known = known
+        self.broken = False
+        self.device = recorder.device
+        self.borrow = recorder.borrow
+
+    def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """`Recorder.record`, outside of the islands' pool, which would serve it, too."""
+        self._islands.close()
+        try:
+            recorded = self._recorder.record(run)
+        finally:
+            self._enter_islands()
+        self.captures.captures += 1
+        return recorded
+
+    @contextmanager
+    def islands(self) -> Iterator[None]:
+        """What runs between the pieces allocates from a pool of these sizes."""
+        self._enter_islands()
+        try:
+            yield
+        finally:
+            self._islands.close()
+
+    def _enter_islands(self) -> None:
+        self._islands.enter_context(self._recorder.islands(id(self.states)))
+
+
 class Piece:
     """Stands where Inductor's code calls piece number `index`."""
 
@@ -93,14 +150,14 @@ class Piece:
         ):
             # Sizes that the inputs do not determine: a graph for each is never worth it.
             self._exclude(call, "its sizes depend on data, so they change from call to call")
-            call.breaks()
+            call.broken = True
             return self.run(args)
         moved = recording.placement.moved(args)
         if moved:
             for place in moved:
                 key = (self.index, place)
                 call.states.moves[key] = call.states.moves.get(key, 0) + 1
-            call.breaks()
+            call.broken = True
             return self.run(args)
         call.captures.copied_inputs += recording.placement.fill(args)
         recording.replay()

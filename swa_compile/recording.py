@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -76,12 +77,19 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        with torch.cuda.device(index):
-            # The allocator hands a block to the stream that it was made for, so that pieces only
-            # share memory when they are recorded on the same one.
-            self._side = torch.cuda.Stream()
-            self._graphs = self._pool()
         self._islands: dict[Hashable, _Pool] = {}
+
+    # Made at the first recording: a compilation, in which tensors may be fake, makes the recorder.
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        # The allocator hands a block to the stream that it was made for, so that pieces share
+        # memory only when they are recorded on the same one.
+        return torch.cuda.Stream(self.device)
+
+    @cached_property
+    def _graphs(self) -> _Pool:
+        return self._pool()
 
     def busy(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
@@ -91,8 +99,7 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
-        result = self._capture(graph, self._graphs.id, run)
-        return graph.replay, result
+        return graph.replay, self._capture(graph, self._graphs.id, run)
 
     def borrow(self, tensor: Tensor) -> Tensor:
         return borrowed(tensor)
@@ -100,11 +107,12 @@ class CudaRecorder:
     def islands(self, bucket: Hashable) -> AbstractContextManager[None]:
         pool = self._islands.get(bucket)
         if pool is None:
-            with torch.cuda.device(self.device):
-                pool = self._islands[bucket] = self._pool()
+            pool = self._islands[bucket] = self._pool()
         return torch.cuda.use_mem_pool(pool, self.device)  # type: ignore[arg-type]
 
     def memory(self) -> int:
+        if "_graphs" not in vars(self):
+            return 0
         pools = [self._graphs, *self._islands.values()]
         return sum(
             segment["total_size"]

@@ -14,11 +14,14 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, Inputs, Sizes, watching
+from swa_compile.bucket import Inputs, Sizes
+from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, watching
 from swa_compile.kv import ForwardBatch
 from swa_compile.padding import Arguments, Form, StaticInputs
 from swa_compile.recording import Recorder, recorder_for
 from swa_compile.sizes import mark_sizes
+
+_NO_CALL = object()
 
 
 @dataclass
@@ -101,7 +104,7 @@ class BucketRunner:
         self._graphs: list[CapturedGraph] = []
         self._graph_bytes = 0
         self._lock = threading.Lock()
-        self._stream: Hashable = None
+        self._stream: Hashable = _NO_CALL
 
     @property
     def buckets(self) -> list[BucketUse]:
@@ -169,6 +172,8 @@ class BucketRunner:
         padded = next((size for size in self.capture_sizes if size >= tokens), None)
         if padded is None:
             self.uncaptured += 1
+            if self._dynamic:
+                mark_sizes({name: named[name] for name in form.rows})
             return self._call(form.arguments(named))
         static, use = self._bucket(form, padded, self._requests(tokens, requests, padded))
         static.fill(named, tokens, requests)
@@ -206,8 +211,10 @@ class BucketRunner:
         ):
             static, use = self._bucket(form, size, size if form.has_requests else None)
             static.clear()
-            for _ in ("warm up", "capture"):
-                self._invoke(static, use, named)
+            self._invoke(static, use, named)  # the warm-up; tells also what captures
+            self._invoke(static, use, named)
+            if self._own is not None and size == sizes[0]:
+                self._invoke(static, use, named)  # its own first run came after the warm-up
 
     def _invoke(self, static: StaticInputs, use: BucketUse, named: dict[str, Tensor]) -> Any:
         """`fn` on the static inputs, by whatever captures it."""
@@ -233,7 +240,7 @@ class BucketRunner:
 
     def _check_stream(self, device: torch.device) -> None:
         stream = _stream(device)
-        if self._stream is None:
+        if self._stream is _NO_CALL:
             self._stream = stream
         elif stream != self._stream:
             raise CaptureUseError(

@@ -104,3 +104,172 @@ def test_modes_agree_with_eager_code(on_cpu, mode, make):
     assert captures.recaptured <= (0 if full else 4)
     assert sorted(captures.memory) == ["4 tokens", "8 tokens"]
     assert not captures.skipped
+
+
+def test_pieces_hold_the_one_read_of_the_mapping(on_cpu):
+    """Rows B42 and B43: no piece is empty, and only tensors and numbers are handed to one."""
+    seen = []
+    from swa_compile import pieces
+
+    record = pieces.Piece._record
+
+    def watch(self, call, args):
+        seen.append((self.index, [type(arg) for arg in args]))
+        return record(self, call, args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces.Piece, "_record", watch)
+        *_, reports = run(decode, [4, 4], cudagraphs="piecewise")
+    (report,) = reports
+    assert report.translation_nodes == 1 and report.mapping_kernels_late == 0
+    assert report.mapping_kernels >= 1
+    assert [index for index, _ in seen] == list(range(LAYERS + 1))
+    for _, kinds in seen:
+        assert kinds and set(kinds) <= {torch.Tensor, torch.nn.Parameter, int}
+    assert report.cache_copies == 0
+
+
+def test_a_warm_start_captures_too(on_cpu):
+    """Code from a cache is cut and wrapped like new code, and the record starts anew."""
+    *_, first = run(decode, [4, 4, 4], cudagraphs="piecewise")
+    torch._dynamo.reset()
+    *_, second = run(decode, [4, 4, 4], cudagraphs="piecewise")
+    assert [first[0].from_cache, second[0].from_cache] == [False, True]
+    assert first[0].partitions == second[0].partitions == LAYERS + 1
+    for reports in (first, second):
+        captures = reports[0].captures
+        assert captures.captures == (LAYERS + 1) * (1 + captures.recaptured)
+    assert len(on_cpu) == 2  # not the first one's recordings again
+
+
+def test_two_models_of_one_code_do_not_share_recordings(on_cpu):
+    options = {"cudagraphs": "piecewise"}
+    first = run(decode, [4, 4, 4], **options)
+    torch._dynamo.reset()
+    second = run(decode, [4, 4, 4], **options)
+    for model, compiled, reference, _ in (first, second, first):
+        agree(model, compiled, reference, [decode(4, 9)])
+
+
+def test_other_split_ops_cut_elsewhere(on_cpu):
+    """Row B36, also without a new cache folder."""
+    cut = [
+        run(decode, [4, 4], cudagraphs="piecewise", lower_stores=False, split_ops=ops)[-1][0]
+        for ops in (["swa::paged_attention"], ["swa::store_kv", "swa::paged_attention"])
+        if torch._dynamo.reset() is None
+    ]
+    assert [report.from_cache for report in cut] == [False, False]
+    assert cut[0].partitions == LAYERS + 1
+    assert cut[1].partitions is not None
+
+
+def test_a_mutating_split_op_writes_the_callers_cache(on_cpu):
+    """Row B38: a piece beside an input that a custom op between the pieces writes."""
+    *_, reports = run(
+        decode, [4, 4, 4, 4], cudagraphs="piecewise", lower_stores=False,
+        split_ops=["swa::store_kv", "swa::paged_attention"],
+    )  # fmt: skip
+    assert reports[0].captures.replays == 3
+
+
+def test_a_number_on_the_host_that_changes_is_used(on_cpu):
+    """Row B45."""
+
+    def forward(x, factor):
+        return x * factor
+
+    compiled = torch.compile(forward, backend="swa", options={"cudagraphs": "auto"})
+    with torch.no_grad():
+        for factor in (2.0, 3.0, 4.0, 5.0, 5.0, 6.0):
+            x = torch.randn(4)
+            torch.testing.assert_close(compiled(x, factor), x * factor)
+
+
+def test_a_replaced_pool_of_the_model_renews_the_recordings(on_cpu):
+    """Row B51."""
+    model, compiled, reference, reports = run(decode, [4, 4, 4], cudagraphs="full")
+    old = [cache.clone() for cache in model.caches()]
+    held = [cache.data for cache in model.caches()]
+    for cache, other in zip(model.caches(), reference.caches(), strict=True):
+        cache.data = cache.data.clone().fill_(3)
+        other.data = other.data.clone().fill_(3)
+    agree(model, compiled, reference, [decode(4, seed) for seed in (7, 8)])
+    assert all(torch.equal(a, b) for a, b in zip(old, held, strict=True))
+    assert reports[0].captures.recaptured >= 1
+
+
+def test_a_graph_with_gradients_is_not_captured(on_cpu):
+    model = torch.nn.Linear(4, 4)
+    compiled = torch.compile(model, backend="swa", options={"cudagraphs": "full"})
+    with pytest.warns(UserWarning, match="CAPTURE_SKIPPED: a graph with gradients"):
+        compiled(torch.randn(3, 4)).sum().backward()
+    assert model.weight.grad is not None and not on_cpu
+
+
+def test_capture_sizes_are_tokens(on_cpu):
+    *_, reports = run(decode, [4, 8] * 3, cudagraphs="auto", capture_sizes=[8])
+    captures = reports[0].captures
+    assert list(captures.memory) == ["8 tokens"]
+    assert (captures.replays, captures.uncaptured) == (2, 4)
+    assert [skip.tokens for skip in captures.skipped] == [4]
+
+
+def test_the_report_stays_json(on_cpu):
+    import json
+
+    *_, reports = run(decode, [4, 4, 4], cudagraphs="auto")
+    data = json.loads(json.dumps(reports[0].to_dict()))
+    assert data["captures"]["full_replays"] == 2
+    assert "CUDA graphs" in reports[0].summary()
+    assert swa_compile.GraphReport.from_dict(data).captures is None
+
+
+def test_one_compilation_serves_all_buckets_of_a_runner(on_cpu):
+    """Row B49 over compiled code: at most two compilations for N in {0, 1, 2, 8, 64}."""
+    from swa_compile.runner import BucketRunner
+
+    model, reference = Forward(), Forward()
+    runner = BucketRunner(
+        torch.compile(model, backend="swa"), [1, 2, 8], live=["mapping"], progress=False
+    )
+    with torch.no_grad(), swa_compile.collect() as reports:
+        mapping = make_mapping()
+        for seed, n in enumerate((8, 2, 1, 0, 5, 8)):
+            args = decode(n, seed)
+            args[1] = mapping
+            names = ("x", "mapping", "out_cache_loc", "page_table", "seq_lens", "cu_seqlens_q")
+            got = runner(**dict(zip(names, args, strict=True)))
+            if n:
+                torch.testing.assert_close(got, reference(*args), rtol=1e-4, atol=1e-4)
+            assert got.shape == (n, WIDTH)
+            for ours, expected in zip(model.caches(), reference.caches(), strict=True):
+                torch.testing.assert_close(ours[1:], expected[1:], rtol=1e-4, atol=1e-4)
+    assert len(reports) <= 2
+    assert sum(report.captures.captures for report in reports) == 3
+    assert sum(report.captures.copied_inputs for report in reports) == 0
+    assert all(use.graph_bytes for use in runner.buckets)
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_small_caches_among_the_arguments_are_written_where_they_are(on_cpu, lower):
+    """Moved at every call, they are bound anew at every call, and never read from a copy."""
+
+    def forward(k_cache, v_cache, mapping, loc, k):
+        loc = translate_loc(mapping, loc)
+        store_kv(k_cache, v_cache, k * 2, k + 1, loc)
+        return k_cache[loc] + 1
+
+    options = {"cudagraphs": "full", "lower_stores": lower}
+    compiled, mapping = torch.compile(forward, backend="swa", options=options), make_mapping()
+    keep = []
+    with torch.no_grad(), swa_compile.collect() as reports:
+        for seed in range(5):
+            torch.manual_seed(seed)
+            caches = [torch.randn(ROWS, HEADS, DIM) for _ in "kv"]
+            want = [cache.clone() for cache in caches]
+            loc, k = torch.randperm(20)[:4] + 50, torch.randn(4, HEADS, DIM)
+            expected = forward(*want, mapping, loc, k)
+            torch.testing.assert_close(compiled(*caches, mapping, loc, k), expected)
+            assert all(torch.equal(a, b) for a, b in zip(caches, want, strict=True))
+            keep.append((caches, loc, k))
+    assert reports[0].captures.replays == 4
