@@ -17,6 +17,7 @@ from torch import Tensor
 from . import attention_triton
 from .attention_reference import Keys
 from .checks import dtype_name, is_float8
+from .triton_launch import FixedKernel
 
 _LOG2_E = math.log2(math.e)
 _MAX_SPLITS = 64
@@ -132,18 +133,24 @@ def device_of(device: torch.device) -> Device:
 
 def refusal(q: Tensor, keys: Keys) -> str | None:
     """Why the kernels cannot compute this call; None where they can."""
-    for name, tensor in (("q", q), ("k_cache", keys.k_cache), ("v_cache", keys.v_cache)):
-        dtype = tensor.dtype
+    caches = keys.k_cache, keys.v_cache
+    dims = q.shape[2], caches[1].shape[2]
+    return _refusal(q.dtype, caches[0].dtype, caches[1].dtype, max(dims), q.device)
+
+
+@lru_cache
+def _refusal(
+    q: torch.dtype, k_cache: torch.dtype, v_cache: torch.dtype, dim: int, device: torch.device
+) -> str | None:
+    for name, dtype in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         if is_float8(dtype) and name != "q":
             if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2) or torch.version.hip:
                 return f"{name} is {dtype_name(dtype)}; of float8 it takes e4m3fn and e5m2"
-            if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) < (8, 9):
+            if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
                 return f"{name} is {dtype_name(dtype)}, which needs compute capability 8.9"
         elif dtype not in _FLOATS:
             return f"{name} is {dtype_name(dtype)}; it takes float16, bfloat16 and float32"
-    if max(q.shape[2], keys.v_cache.shape[2]) > 512:
-        return f"head dimension {max(q.shape[2], keys.v_cache.shape[2])}; it takes up to 512"
-    return None
+    return f"head dimension {dim}; it takes up to 512" if dim > 512 else None
 
 
 def attention(
@@ -163,15 +170,65 @@ def attention(
     Args:
         tuning: the sizes; None chooses them by `tuning_for`.
     """
+    if not out.numel():
+        return
     k_cache, v_cache, table, sinks = keys.k_cache, keys.v_cache, keys.page_table, keys.sinks
     if sinks is not None:
         sinks = sinks.contiguous()
-    tokens, heads, dim = q.shape
-    if not out.numel():
-        return
-    rows, kv_heads, dim_v = v_cache.shape
-    rows = min(rows, k_cache.shape[0])
-    requests, columns = table.shape
+    launch = _launch(
+        (q.shape, k_cache.shape, v_cache.shape, table.shape),
+        (q.stride(), k_cache.stride(), v_cache.stride(), table.stride()),
+        (q.dtype, k_cache.dtype, v_cache.dtype),
+        keys.page_size,
+        keys.scale,
+        keys.window,
+        keys.softcap,
+        sinks is not None,
+        q.device,
+        tuning,
+    )
+    lens, starts = seq_lens.contiguous(), cu_seqlens_q.contiguous()
+    partial = out
+    if launch.partial:
+        partial = torch.empty(launch.partial, dtype=torch.float32, device=q.device)
+    launch.attend(launch.grid, out, partial, q, k_cache, v_cache, table, lens, starts, sinks)
+    if launch.merge is not None:
+        launch.merge((q.shape[0], q.shape[1], 1), out, partial, sinks)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What of a call follows from sizes and dtypes.
+
+    Attributes:
+        grid: of `attend`.
+        partial: elements of the memory between the two kernels, 0 where there is one.
+        merge: None where the keys are not split.
+    """
+
+    grid: tuple[int, int, int]
+    partial: int
+    attend: FixedKernel
+    merge: FixedKernel | None
+
+
+# Shapes, strides and dtypes are of q, k_cache, v_cache and the page table.
+@lru_cache(maxsize=4096)
+def _launch(
+    shapes: tuple[torch.Size, ...],
+    strides: tuple[tuple[int, ...], ...],
+    dtypes: tuple[torch.dtype, ...],
+    page_size: int,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    has_sinks: bool,
+    device: torch.device,
+    tuning: Tuning | None,
+) -> _Launch:
+    (tokens, heads, dim), k_shape, (rows, kv_heads, dim_v), (requests, columns) = shapes
+    rows = min(rows, k_shape[0])
+    q_stride, k_stride, v_stride, table_stride = strides
     group = heads // kv_heads
     if tuning is None:
         tuning = tuning_for(
@@ -180,11 +237,11 @@ def attention(
             kv_heads,
             group,
             (dim, dim_v),
-            max(k_cache.element_size(), v_cache.element_size(), q.element_size()),
-            keys.page_size,
-            columns * keys.page_size,
-            keys.window,
-            device_of(q.device),
+            max(dtype.itemsize for dtype in dtypes),
+            page_size,
+            columns * page_size,
+            window,
+            device_of(device),
         )
     splits = tuning.splits
     if tokens <= requests:
@@ -192,71 +249,64 @@ def attention(
     else:
         queries = tuning.rows // group
         blocks = tokens // queries + requests + 1
-    partial = out
-    if splits > 1:
-        # Weighted sums, then the top score and the sum of weights of each row.
-        size = splits * tokens * heads * (dim_v + 2)
-        partial = torch.empty(size, dtype=torch.float32, device=q.device)
-    multiplier, cap = keys.scale * _LOG2_E, 0.0
-    if keys.softcap:
-        multiplier, cap = 2.0 * multiplier / keys.softcap, keys.softcap * _LOG2_E
+    multiplier, cap = scale * _LOG2_E, 0.0
+    if softcap:
+        multiplier, cap = 2.0 * multiplier / softcap, softcap * _LOG2_E
     block_dim_v = max(16, _power_of_2(dim_v))
-    attention_triton.attend[(blocks, kv_heads, splits)](
-        out,
-        partial,
-        q,
-        k_cache,
-        v_cache,
-        table,
-        seq_lens.contiguous(),
-        cu_seqlens_q.contiguous(),
-        sinks,
-        tokens,
-        requests,
-        columns,
-        table.stride(0),
-        rows,
-        multiplier,
-        cap,
-        keys.window or 0,
-        *q.stride(),
-        *k_cache.stride(),
-        *v_cache.stride(),
-        table.stride(1),
-        keys.page_size,
-        heads,
-        group,
-        queries,
-        tuning.rows,
-        tuning.keys,
-        dim,
-        dim_v,
-        max(16, _power_of_2(dim)),
-        block_dim_v,
-        splits,
-        keys.window is not None,
-        keys.softcap != 0.0,
-        sinks is not None,
-        _is_wide(q.dtype, k_cache.dtype) or _is_wide(q.dtype, v_cache.dtype),
-        "ieee",
+    attend = FixedKernel(
+        attention_triton.attend,
+        (
+            tokens,
+            requests,
+            columns,
+            table_stride[0],
+            rows,
+            multiplier,
+            cap,
+            window or 0,
+            *q_stride,
+            *k_stride,
+            *v_stride,
+            table_stride[1],
+            page_size,
+            heads,
+            group,
+            queries,
+            tuning.rows,
+            tuning.keys,
+            dim,
+            dim_v,
+            max(16, _power_of_2(dim)),
+            block_dim_v,
+            splits,
+            window is not None,
+            softcap != 0.0,
+            has_sinks,
+            any(_is_wide(dtypes[0], dtype) for dtype in dtypes[1:]),
+            "ieee",
+        ),
         num_warps=tuning.warps,
         num_stages=2 * tuning.depth + 1,
         sanitize_overflow=False,
     )
-    if splits > 1:
-        attention_triton.merge[(tokens, heads)](
-            out,
-            partial,
-            sinks,
+    if splits == 1:
+        return _Launch((blocks, kv_heads, 1), 0, attend, None)
+    merge = FixedKernel(
+        attention_triton.merge,
+        (
             tokens,
             heads,
             dim_v,
             block_dim_v,
             splits,
             _power_of_2(splits),
-            sinks is not None,
-            num_warps=min(8, max(1, _power_of_2(splits) * block_dim_v // 1024)),
-        )
+            has_sinks,
+        ),
+        num_warps=min(8, max(1, _power_of_2(splits) * block_dim_v // 1024)),
+    )
+    # Weighted sums, then the top score and the sum of weights of each row.
+    partial = splits * tokens * heads * (dim_v + 2)
+    return _Launch((blocks, kv_heads, splits), partial, attend, merge)
 
 
 def _is_wide(q: torch.dtype, cache: torch.dtype) -> bool:

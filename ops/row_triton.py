@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from .checks import is_float8
 from .row_program import read
 from .row_source import DTYPES, source_of
+from .triton_launch import FixedKernel
 
 _WARPS = 2
 
@@ -31,9 +32,15 @@ def run(text: str, written: Sequence[Tensor], inputs: Sequence[Tensor], tokens: 
     if not tokens:
         return
     key = tuple((tensor.dtype, *tensor.stride()) for tensor in (*written, *inputs))
-    kernel, blocks = _kernel(text, key, len(written))
-    rows = [tensor.shape[dim] for tensor, dim in zip(written, _row_dims(text), strict=True)]
-    kernel[(tokens, blocks)](*written, *inputs, *rows, num_warps=_WARPS)
+    rows = tuple([w.shape[dim] for w, dim in zip(written, _row_dims(text), strict=True)])
+    kernel, blocks = _fixed(text, key, rows)
+    kernel((tokens, blocks, 1), *written, *inputs)
+
+
+@lru_cache(maxsize=4096)
+def _fixed(text: str, key: tuple[Any, ...], rows: tuple[int, ...]) -> tuple[FixedKernel, int]:
+    kernel, blocks = _kernel(text, key, len(rows))
+    return FixedKernel(kernel, rows, num_warps=_WARPS), blocks
 
 
 @cache

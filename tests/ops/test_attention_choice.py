@@ -202,7 +202,9 @@ def test_flashinfer_that_is_not_there_is_an_error_where_it_is_made():
 
 @pytest.mark.parametrize("name", ["page_table", "seq_lens", "cu_seqlens_q"])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.float32, torch.uint32])
-@pytest.mark.parametrize("kernel", ["sdpa", "reference", Recorder()], ids=str)
+@pytest.mark.parametrize(
+    "kernel", ["sdpa", "reference", Recorder()], ids=["sdpa", "reference", "own"]
+)
 def test_wrong_index_dtype_is_an_error_at_the_op_whatever_the_kernel(name, dtype, kernel):
     args = call()
     args[name] = args[name].to(dtype)
