@@ -72,6 +72,8 @@ class Placement:
 
         A value that is in its buffer already, because the caller was given it, is not copied.
         """
+        if not self.buffers:
+            return 0
         pairs = []
         for place, buffer in self.buffers.items():
             value = values[place]

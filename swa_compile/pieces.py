@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from swa_compile.addresses import Layout, Output, Placement, layout
@@ -29,16 +28,18 @@ class PieceRecording:
 
     Attributes:
         replay: repeats the work.
-        outputs: what the piece returned.
-        ints: the arguments that are no tensors.
+        fresh: what the piece returned, None where that is made of the arguments.
+        passed: those, with their places.
+        ints: the arguments that are no tensors, with their places.
         checked: place -> layout, of the tensors that did not come from the graph's inputs or from
             another recording, so that their addresses are not known beforehand.
         placement: where those are.
     """
 
     replay: Callable[[], None]
-    outputs: list[Output]
-    ints: tuple[Any, ...]
+    fresh: list[Any]
+    passed: list[tuple[int, Output]]
+    ints: list[tuple[int, Any]]
     checked: dict[int, Layout]
     placement: Placement
 
@@ -145,9 +146,7 @@ class Piece:
         recording = call.states.recordings.get(self.index)
         if recording is None:
             return self.run(args)
-        if recording.ints != _ints(args) or any(
-            layout(args[place]) != wanted for place, wanted in recording.checked.items()
-        ):
+        if not _same_sizes(recording, args):
             # Sizes that the inputs do not determine: a graph for each is never worth it.
             self._exclude(call, "its sizes depend on data, so they change from call to call")
             call.broken = True
@@ -161,7 +160,9 @@ class Piece:
             return self.run(args)
         call.captures.copied_inputs += recording.placement.fill(args)
         recording.replay()
-        outputs = tuple(out.of(args) for out in recording.outputs)
+        outputs = recording.fresh.copy()
+        for i, out in recording.passed:
+            outputs[i] = out.of(args)
         args.clear()
         return outputs
 
@@ -176,7 +177,8 @@ class Piece:
             i: a for i, a in checked.items() if call.states.moves.get((self.index, i), 0) >= _MOVES
         }
         placement = Placement({i: a for i, a in checked.items() if i not in owned}, owned)
-        layouts, ints = {i: layout(a) for i, a in checked.items()}, _ints(args)
+        layouts = {i: layout(a) for i, a in checked.items()}
+        ints = [(i, a) for i, a in enumerate(args) if i not in tensors]
         del tensors, checked, owned
         call.captures.copied_inputs += placement.fill(args)
         given = list(args)  # `args` is the caller's and is cleared
@@ -187,12 +189,11 @@ class Piece:
             return self.run(args)
         replay()
         call.known.add([out for out in outputs if not any(out is a for a in args)])
+        kept = [Output.keep(out, args, call.borrow) for out in outputs]
+        fresh = [out.value for out in kept]
+        passed = [(i, out) for i, out in enumerate(kept) if out.place is not None]
         call.states.recordings[self.index] = PieceRecording(
-            replay,
-            [Output.keep(out, args, call.borrow) for out in outputs],
-            ints,
-            layouts,
-            placement,
+            replay, fresh, passed, ints, layouts, placement
         )
         args.clear()
         return outputs
@@ -202,5 +203,7 @@ class Piece:
         call.skip(Skip(f"piece {self.index} runs uncaptured: {why}", tokens=call.tokens))
 
 
-def _ints(args: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(arg for arg in args if not isinstance(arg, torch.Tensor))
+def _same_sizes(recording: PieceRecording, args: Sequence[Any]) -> bool:
+    return all(args[i] == value for i, value in recording.ints) and all(
+        layout(args[i]) == wanted for i, wanted in recording.checked.items()
+    )

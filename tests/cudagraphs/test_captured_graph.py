@@ -415,6 +415,41 @@ def test_a_piece_that_cannot_be_recorded_runs_between_those_that_can():
     assert graph.captures.replays == 4
 
 
+def test_a_piece_whose_sizes_depend_on_data_runs_uncaptured_and_the_others_do_not():
+    """No replay at the sizes of an earlier call."""
+
+    def island(x):
+        return x[: 2 + int(x[0, 0] > 0)].contiguous()
+
+    pieces = [
+        Piece(0, lambda args: (args[0] * 2,)),
+        Piece(1, lambda args: (args[0].sum(0), args[1] + 1)),
+        Piece(2, lambda args: (args[0] * 3,)),
+    ]
+
+    def run(values):
+        (y,) = pieces[0]([*values])
+        z = island(y)
+        total, n = pieces[1]([z, z.shape[0]])
+        (out,) = pieces[2]([total])
+        return [out, n]
+
+    graph = CapturedGraph(run, FakeRecorder(), pieces=pieces, mode="piecewise")
+
+    def several_calls():
+        for call in range(10):
+            x = torch.randn(4, 3)
+            x[0, 0] = x[0, 0].abs() * (1 if call % 2 else -1)
+            out, n = graph([x])
+            rows = 2 + call % 2
+            torch.testing.assert_close(out, (x * 2)[:rows].sum(0) * 3)
+            assert n == rows + 1
+
+    with pytest.warns(UserWarning, match=r"piece 1 runs uncaptured: its sizes depend on data"):
+        several_calls()
+    assert graph.captures.replays == 9
+
+
 def test_auto_records_decode_whole_and_the_rest_in_pieces():
     graph, recorder = in_pieces(Steady(), mode="auto")
     cache, rows = torch.zeros(2, 6, 3)
