@@ -131,7 +131,7 @@ def last_logits(
         input_ids=batch.input_ids.unsqueeze(0),
         position_ids=batch.positions.unsqueeze(0),  # never left out: the model would count from 0
         use_cache=False,
-        logits_to_keep=batch.cu_seqlens_q[1:].long() - 1,
+        logits_to_keep=batch.last_tokens(),
         **{KEYWORD: PagedAttention(batch, pool, layers)},
     )
     logits: Tensor = out.logits.squeeze(0)

@@ -56,6 +56,12 @@ class ForwardBatch:
                     f"requests; got {got}"
                 )
 
+    def last_tokens(self) -> Tensor:
+        """Where each request's last new token stands among the N: int64 `[B]`."""
+        # By index: torch 2.11 cannot compile a slice of a tensor whose size is not known.
+        following = torch.arange(1, self.seq_lens.shape[0] + 1, device=self.seq_lens.device)
+        return self.cu_seqlens_q[following].long() - 1
+
     def pad(self, tokens: int, requests: int) -> ForwardBatch:
         """The same batch with N = `tokens` and B = `requests`, padding harmless.
 

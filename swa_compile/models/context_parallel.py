@@ -107,7 +107,7 @@ class ContextTransformer(nn.Module):
             h = layer.attention_norm(x)
             x = x + self.attend(layer.attention, h, shard, *caches)
             x = x + layer.down(F.gelu(layer.up(layer.mlp_norm(x))))
-        last = batch.cu_seqlens_q[1:].long() - 1
+        last = batch.last_tokens()
         logits: Tensor = model.head(model.norm(x[last])).float()
         return logits
 

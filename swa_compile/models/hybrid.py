@@ -81,8 +81,7 @@ class HybridTransformer(nn.Module):
         x = self.embed(batch.input_ids)
         for i, layer in enumerate(self.layers):
             x = layer(x, batch, self.pool.k_cache(i), self.pool.v_cache(i))
-        last = batch.cu_seqlens_q[1:].long() - 1
-        return self.head(self.norm(x[last])).float()
+        return self.head(self.norm(x[batch.last_tokens()])).float()
 
 
 class Layer(nn.Module):

@@ -55,6 +55,6 @@ class Stage(nn.Module):
             x = layer(x, batch, self.pool.k_cache(i), self.pool.v_cache(i))
         if self.norm is None or self.head is None:
             return x
-        last = batch.cu_seqlens_q[1:].long() - 1
+        last = batch.last_tokens()
         logits: Tensor = self.head(self.norm(x[last])).float()
         return logits

@@ -90,8 +90,9 @@ def test_fused_rows_leave_every_row_as_eager_code_does(norm, cache_dtype):
         for n in (5, 64):
             want, got = case(n, 2, cache_dtype), case(n, 2, cache_dtype)
             outputs = model(*want), call(*got)
-            torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
             float8 = cache_dtype is torch.float8_e4m3fn
+            # A key that falls to the next float8 moves the softmax.
+            torch.testing.assert_close(*outputs, rtol=2e-2, atol=0.15 if float8 else 2e-2)
             for layer, (theirs, ours) in enumerate(zip(want[2], got[2], strict=True)):
                 for a, b in zip(theirs, ours, strict=True):
                     a, b = a[1:].float(), b[1:].float()

@@ -1,0 +1,53 @@
+"""transformers models generate over the pool in every graph mode what they generate alone."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from swa_compile.hf import HybridGenerator
+from swa_compile.runner import BucketRunner
+
+pytest.importorskip("transformers")
+
+_spec = importlib.util.spec_from_file_location(
+    "model_families", Path(__file__).parents[1] / "models" / "families.py"
+)
+families = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(families)
+
+PROMPTS = [[5 + (7 * i * i + 3 * j) % 80 for j in range(n)] for i, n in enumerate((21, 13, 3, 9))]
+
+
+def alone(model, prompt, count):
+    ids = torch.tensor([prompt], device="cuda")
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "mistral"])
+@pytest.mark.parametrize("mode", ["off", "full", "piecewise", "auto"])
+def test_tokens_are_those_of_transformers_in_every_mode(family, mode):
+    torch._dynamo.reset()
+    # Heads of a dimension that the fused kernel and the attention kernel work on without padding.
+    model = families.build(family, head_dim=32).cuda()
+    ours = HybridGenerator(
+        model, max_tokens=300, max_requests=3, options={"cudagraphs": mode, "strict": False}
+    )
+    assert ours.generate(PROMPTS, 24) == [alone(model, prompt, 24) for prompt in PROMPTS]
+    assert sum(report.rows_fused for report in ours.reports) > 0
+    captured = [report.captures for report in ours.reports if report.captures is not None]
+    replays = sum(captures.replays for captures in captured)
+    full = sum(captures.full_replays for captures in captured)
+    assert (replays > 0) == (mode != "off")
+    assert (full > 0) == (mode in ("full", "auto"))
+
+
+def test_a_bucket_runner_stands_around_a_models_forward():
+    torch._dynamo.reset()
+    model = families.build("gemma3_text", head_dim=32).cuda()
+    ours = HybridGenerator(model, max_tokens=300, max_requests=4)
+    ours.forward = BucketRunner(ours.forward, [1, 2, 4], progress=False)
+    assert ours.generate(PROMPTS, 24) == [alone(model, prompt, 24) for prompt in PROMPTS]
