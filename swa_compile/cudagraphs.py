@@ -21,7 +21,7 @@ from swa_compile.addresses import Output, layout
 from swa_compile.bucket import Bucket, Inputs, Sizes, addresses, place, returned
 from swa_compile.captures import Captures, Skip
 from swa_compile.passes import HoistError
-from swa_compile.pieces import Call, Known, Piece
+from swa_compile.pieces import Call, Known, Piece, traced
 from swa_compile.recording import CaptureError, Recorder
 
 
@@ -131,7 +131,8 @@ class CapturedGraph:
         self.captures.copied_inputs += bucket.placement.fill(passed)
         if bucket.whole is None:
             return self._in_pieces(bucket, given, passed, recording=False)
-        bucket.whole()
+        with traced(f"swa whole call, {bucket.label}"):
+            bucket.whole()
         self.captures.replays += 1
         self.captures.full_replays += 1
         return returned([out.value for out in bucket.returns], bucket.returns, given)

@@ -273,3 +273,18 @@ def test_small_caches_among_the_arguments_are_written_where_they_are(on_cpu, low
             assert all(torch.equal(a, b) for a, b in zip(caches, want, strict=True))
             keep.append((caches, loc, k))
     assert reports[0].captures.replays == 4
+
+
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_a_trace_names_what_is_replayed(on_cpu, mode):
+    _, compiled, _, _ = run(decode, [4] * 6, cudagraphs=mode)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        compiled(*decode(4, 9))
+    names = [event.name for event in profile.events() if event.name.startswith("swa ")]
+    if mode == "full":
+        assert names == ["swa whole call, 4 tokens"]
+    else:
+        # What lies between the pieces may move on the CPU: the rest of a call then runs as it is.
+        pieces = [f"swa piece {i}, 4 tokens" for i in range(LAYERS + 1)]
+        assert names
+        assert names == pieces[: len(names)]
