@@ -26,11 +26,13 @@ from .emit import Emitter, same_size, size_of
 from .hoist import Prologue
 from .lower import size
 from .row_functions import FLOATS
-from .row_trace import RowTrace
+from .row_trace import RowTrace, TooLong
 from .row_views import NoRowForm
-from .schema import is_pure, is_view, tensors
+from .schema import is_pure, is_view, tensors, updated_base, written_inputs
 
 aten = torch.ops.aten
+
+_PUT = aten.index_put.default
 
 # A block holds at least one row.
 _WIDEST_ROW = 1024
@@ -78,7 +80,7 @@ def _planned(puts: list[Node], prologue: Prologue) -> _Fusion | None:
                 fusion.add_store(put)
             for query in chosen:
                 fusion.add_query(query)
-        except NoRowForm:
+        except (NoRowForm, TooLong):
             continue
         if fusion.inlined and fusion.place() is not None:
             return fusion
@@ -184,7 +186,8 @@ class _Fusion:
         if sizes[-1] > _WIDEST_ROW:
             raise NoRowForm(node.name)
         heads = sizes[0] if len(sizes) == 2 else 1
-        trace = RowTrace(self.inputs, self.prologue.nodes.__contains__, heads)
+        keep = self.prologue.nodes.__contains__
+        trace = RowTrace(self.inputs, keep, heads, value.shape[0])
         step = trace.value(node, _places(value))
         self.inlined |= trace.inlined
         self.outputs.append(
@@ -203,8 +206,12 @@ class _Fusion:
         """The node behind which the call can stand: all that it needs is there, and nobody has
         needed its results yet. None where there is no such place."""
         ours = {*self.puts, *self.queries}
-        if any(_viewed(node) in {*self.bases, *ours} for node in self.inputs):
-            return None  # rows would be read while they are written
+        written = {*self.bases, *ours, *written_inputs(self.puts[0].graph)}
+        for source in map(_viewed, self.inputs):
+            # Rows would be read while they are written. A cache as it was ahead of an earlier
+            # store, read only now, would have to be copied as a whole.
+            if source in written or updated_base(source) or source.target is _PUT:
+                return None
         first = min(
             (user for node in ours for user in node.users if user not in ours), default=None
         )

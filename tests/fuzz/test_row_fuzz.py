@@ -7,7 +7,6 @@ The programs are the same in every run. For a campaign::
 
 import importlib
 import os
-from functools import partial
 
 import pytest
 import torch
@@ -15,17 +14,17 @@ import torch
 import swa_compile
 from swa_compile.ops import row_program
 
-from .row_layers import ROWS, Draw
+from .row_layers import Draw
 
 CAMPAIGN = int(os.environ.get("SWA_FUZZ_PROGRAMS", "0"))
 FIRST = int(os.environ.get("SWA_FUZZ_SEED", "0"))
-# A step of each format, and what is lost where it becomes subnormal.
+# How far apart two numbers of each format are, relative to them.
 STEP = {
-    torch.float32: (2e-5, 2e-5),
-    torch.bfloat16: (2**-7, 2e-3),
-    torch.float16: (2**-9, 2e-3),
-    torch.float8_e4m3fn: (2**-3, 2**-8),
-    torch.float8_e5m2: (2**-2, 2**-15),
+    torch.float32: 2**-18,
+    torch.bfloat16: 2**-7,
+    torch.float16: 2**-10,
+    torch.float8_e4m3fn: 2**-3,
+    torch.float8_e5m2: 2**-2,
 }
 
 
@@ -60,45 +59,54 @@ def check_rule(seed, programs, dynamic):
     with torch.no_grad(), swa_compile.collect() as reports:
         want = forward(*theirs)
         got = torch.compile(forward, backend="swa_eager", fullgraph=True, dynamic=dynamic)(*mine)
+    step = 0 if layer.exact else coarsest(layer)
     for i, (a, b) in enumerate(zip(theirs[-1], mine[-1], strict=True)):
-        close(a, b, layer.exact, f"cache {i}")
+        close(a, b, step, f"cache {i}")
     for i, (a, b) in enumerate(zip(want, got, strict=True)):
         assert a.dtype == b.dtype and a.shape == b.shape
-        close(a, b, layer.exact, f"output {i}")
+        close(a, b, step, f"output {i}")
     return sum(report.rows_fused for report in reports)
 
 
-def close(want, got, exact, what):
-    """The same bits, or where sums may be taken in another order: a step of the format."""
+def close(want, got, step, what):
+    """The same bits, or up to a few steps of the coarsest format on the way.
+
+    Relative to the row: what is left of a difference of large numbers is no more exact than they.
+    """
     assert want.dtype == got.dtype
     a, b = want.float(), got.float()
-    if exact:
-        same = (a == b) | (a.isnan() & b.isnan())
-    else:
-        rtol, atol = STEP[want.dtype]
-        same = torch.isclose(a, b, rtol=2 * rtol, atol=atol, equal_nan=True)
-        steep = same.numel() // 100  # a step of a narrow format in between may grow
-        if (~same).sum() <= steep and torch.isclose(a, b, rtol=0.3, atol=0.3).all():
-            return
-    assert same.all(), f"{what} differs at {(~same).nonzero()[:4].tolist()}: {a[~same][:4]}, {b[~same][:4]}"
+    same = (a == b) | (a.isnan() & b.isnan())
+    if step:
+        largest = a.nan_to_num(0, 0, 0).abs().amax(-1, keepdim=True)
+        same |= (a - b).abs() <= 4 * max(step, STEP[want.dtype]) * largest
+    at = (~same).nonzero()[:4].tolist()
+    assert same.all(), f"{what} differs at {at}: {a[~same][:4]}, {b[~same][:4]}"
 
 
-def check_kernel(programs):
+def coarsest(layer):
+    kinds = {layer.dtype, *(d for d in STEP if str(d) in layer.source)}
+    return max(STEP[kind] for kind in kinds)
+
+
+def check_kernel(programs, layer):
     from swa_compile.ops import row_triton
 
     row_triton._kernel.cache_clear()
     for text, before, inputs, tokens, after in programs:
+        # The interpreter loses the carry when it rounds to a power of two; tests/gpu has float8.
+        if "float8" in text or any("float8" in str(t.dtype) for t in before):
+            continue
         got = [t.clone() for t in before]
         row_triton.run(text, got, inputs, tokens)
         for i, (a, b) in enumerate(zip(after, got, strict=True)):
-            close(a, b, False, f"kernel: tensor {i}")
+            close(a, b, coarsest(layer), f"kernel: tensor {i}")
 
 
 def run(seed, programs, dynamic, kernel):
     try:
         fused = check_rule(seed, programs, dynamic)
         if kernel:
-            check_kernel(programs)
+            check_kernel(programs, draw(seed))
     except Exception as error:
         error.add_note(f"seed {seed}, dynamic={dynamic}, n={draw(seed).n}\n{draw(seed).source}")
         raise
