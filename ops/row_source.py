@@ -143,13 +143,10 @@ class _OutputSource:
         guards = self._guards(places)
         if mask is not None:
             guards.append(f"v{mask}")
-        masked = ""
-        if guards:
-            # A mask may not be wider than what it masks.
-            axes = _axes(places) | (self._mask_axes(mask) if mask is not None else set())
-            for axis in sorted(axes):
-                address += f" + 0 * {self._index(list(axis))}"
-            masked = f", mask={_all(guards)}, other=0.0"
+        masked = f", mask={_all(guards)}, other=0.0" if guards else ""
+        # A mask may not be wider than what it masks, nor a value narrower than its step says.
+        for axis in sorted(self._load_axes(places, mask) - _moving(places, strides)):
+            address += f" + 0 * {self._index(list(axis))}"
         loaded = f"tl.load({address}{masked})"
         dtype = self.dtypes[self.written + number]
         if dtype.is_floating_point and dtype is not torch.float32:
@@ -161,17 +158,19 @@ class _OutputSource:
         return _axes(index) | (self._mask_axes(outer) if outer is not None else set())
 
     def _step_axes(self, number: int) -> set[tuple[Any, ...]]:
-        """The axes that a step's value has more than one element in, at least."""
+        """The axes that the value of a step has."""
         kind, *rest = self.output["steps"][number]
         if kind == "load":
-            _, places, mask = rest
-            return _axes(places) | (self._step_axes(mask) if mask is not None else set())
+            return self._load_axes(*rest[1:])
         if kind == "within":
             return self._mask_axes(number)
         if kind == "apply":
             given = [a[1] for a in rest[1] if isinstance(a, list)]
             return set().union(*(self._step_axes(step) for step in given))
         return {axis for axis in self._step_axes(rest[0]) if axis[0] != "dim"}
+
+    def _load_axes(self, places: list[Index], mask: int | None) -> set[tuple[Any, ...]]:
+        return _axes(places) | (set() if mask is None else self._mask_axes(mask))
 
     def _address(self, name: str, places: list[Index], strides: tuple[int, ...]) -> str:
         terms = [name, "tl.full((1, 1), 0, tl.int64)"]
@@ -211,6 +210,12 @@ def _axes(index: Any) -> set[tuple[Any, ...]]:
     if index[0] in ("token", "head", "slot", "dim"):
         return {tuple(index)}
     return set().union(*(_axes(part) for part in index))
+
+
+def _moving(places: list[Index], strides: tuple[int, ...]) -> set[tuple[Any, ...]]:
+    """The axes along which an address moves: not those of an expanded dimension."""
+    pairs = zip(places, strides, strict=True)
+    return set().union(*(_axes(place) for place, stride in pairs if stride != 0))
 
 
 def _all(guards: list[str]) -> str:

@@ -28,11 +28,9 @@ from .lower import size
 from .row_functions import FLOATS
 from .row_trace import RowTrace, TooLong
 from .row_views import NoRowForm
-from .schema import is_pure, is_view, tensors, updated_base, written_inputs
+from .schema import functionalized_call, is_pure, is_view, tensors
 
 aten = torch.ops.aten
-
-_PUT = aten.index_put.default
 
 # A block holds at least one row.
 _WIDEST_ROW = 1024
@@ -206,12 +204,11 @@ class _Fusion:
         """The node behind which the call can stand: all that it needs is there, and nobody has
         needed its results yet. None where there is no such place."""
         ours = {*self.puts, *self.queries}
-        written = {*self.bases, *ours, *written_inputs(self.puts[0].graph)}
-        for source in map(_viewed, self.inputs):
-            # Rows would be read while they are written. A cache as it was ahead of an earlier
-            # store, read only now, would have to be copied as a whole.
-            if source in written or updated_base(source) or source.target is _PUT:
-                return None
+        # Rows would be read while they are written; or, as they were ahead of an earlier store, so
+        # late that the whole cache would have to be copied.
+        sources = set(map(_viewed, self.inputs))
+        if sources & ours or any(map(_is_written, sources)):
+            return None
         first = min(
             (user for node in ours for user in node.users if user not in ours), default=None
         )
@@ -264,6 +261,17 @@ class _Fusion:
             device=value.device,
             like=query,
         )
+
+
+def _is_written(node: Node) -> bool:
+    """True where a store takes `node` and gives it a new value."""
+    for user in node.users:
+        call = functionalized_call(user)
+        if call is not None and node in call.bases:
+            return True
+        if user.target is aten.index_put.default and user.args[0] is node:
+            return True
+    return False
 
 
 def _viewed(node: Node) -> Node:
