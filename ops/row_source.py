@@ -6,6 +6,7 @@ Addresses are constants where they can be; layers of one shape share a kernel.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -128,7 +129,8 @@ class _OutputSource:
         value = f"v{number}"
         self.sizes.add(size)
         padded = triton.next_power_of_2(size)
-        if padded != size:
+        # One number for the whole row stands in for each of its elements, too.
+        if padded != size or ("dim", size) not in self._step_axes(number):
             value = f"tl.where(dim{size} < {size}, {value}, {reduction.neutral})"
         result = f"tl.reduce({value}, 1, {reduction.combine})[:, None]"
         if kind == "mean":
@@ -141,10 +143,10 @@ class _OutputSource:
         guards = self._guards(places)
         if mask is not None:
             guards.append(f"v{mask}")
-            # A mask may not be wider than what it masks.
-            for axis in sorted(self._mask_axes(mask) - _axes(places)):
-                address += f" + 0 * {self._index(list(axis))}"
-        masked = f", mask={_all(guards)}, other=0" if guards else ""
+        masked = f", mask={_all(guards)}, other=0.0" if guards else ""
+        # A mask may not be wider than what it masks, nor a value narrower than its step says.
+        for axis in sorted(self._load_axes(places, mask) - _moving(places, strides)):
+            address += f" + 0 * {self._index(list(axis))}"
         loaded = f"tl.load({address}{masked})"
         dtype = self.dtypes[self.written + number]
         if dtype.is_floating_point and dtype is not torch.float32:
@@ -154,6 +156,21 @@ class _OutputSource:
     def _mask_axes(self, mask: int) -> set[tuple[Any, ...]]:
         _, index, _, _, outer = self.output["steps"][mask]
         return _axes(index) | (self._mask_axes(outer) if outer is not None else set())
+
+    def _step_axes(self, number: int) -> set[tuple[Any, ...]]:
+        """The axes that the value of a step has."""
+        kind, *rest = self.output["steps"][number]
+        if kind == "load":
+            return self._load_axes(*rest[1:])
+        if kind == "within":
+            return self._mask_axes(number)
+        if kind == "apply":
+            given = [a[1] for a in rest[1] if isinstance(a, list)]
+            return set().union(*(self._step_axes(step) for step in given))
+        return {axis for axis in self._step_axes(rest[0]) if axis[0] != "dim"}
+
+    def _load_axes(self, places: list[Index], mask: int | None) -> set[tuple[Any, ...]]:
+        return _axes(places) | (set() if mask is None else self._mask_axes(mask))
 
     def _address(self, name: str, places: list[Index], strides: tuple[int, ...]) -> str:
         terms = [name, "tl.full((1, 1), 0, tl.int64)"]
@@ -195,13 +212,20 @@ def _axes(index: Any) -> set[tuple[Any, ...]]:
     return set().union(*(_axes(part) for part in index))
 
 
+def _moving(places: list[Index], strides: tuple[int, ...]) -> set[tuple[Any, ...]]:
+    """The axes along which an address moves: not those of an expanded dimension."""
+    pairs = zip(places, strides, strict=True)
+    return set().union(*(_axes(place) for place, stride in pairs if stride != 0))
+
+
 def _all(guards: list[str]) -> str:
     return " & ".join(guards)
 
 
 def _number(value: float) -> str:
     """A number as a tensor of one element, which broadcasts like any other step."""
-    return f"tl.full((1, 1), {float(value)!r}, tl.float32)"
+    text = f'float("{value}")' if not isfinite(value) else repr(float(value))
+    return f"tl.full((1, 1), {text}, tl.float32)"
 
 
 _ROUND: dict[str, Callable[[str], str]] = {

@@ -31,7 +31,11 @@ def run(text: str, written: Sequence[Tensor], inputs: Sequence[Tensor], tokens: 
     """
     if not tokens:
         return
-    key = tuple((tensor.dtype, *tensor.stride()) for tensor in (*written, *inputs))
+    # A stride that no address uses may depend on the number of tokens: [1, heads, tokens, dim].
+    key = tuple(
+        (tensor.dtype, *(s if d in used else 0 for d, s in enumerate(tensor.stride())))
+        for tensor, used in zip((*written, *inputs), _used(text, len(written)), strict=True)
+    )
     rows = tuple([w.shape[dim] for w, dim in zip(written, _row_dims(text), strict=True)])
     kernel, blocks = _fixed(text, key, rows)
     kernel((tokens, blocks, 1), *written, *inputs)
@@ -41,6 +45,24 @@ def run(text: str, written: Sequence[Tensor], inputs: Sequence[Tensor], tokens: 
 def _fixed(text: str, key: tuple[Any, ...], rows: tuple[int, ...]) -> tuple[FixedKernel, int]:
     kernel, blocks = _kernel(text, key, len(rows))
     return FixedKernel(kernel, rows, num_warps=_WARPS), blocks
+
+
+@cache
+def _used(text: str, written: int) -> list[set[int]]:
+    """Which dimensions of each written tensor and of each input have places but 0."""
+    found: dict[int, set[int]] = {}
+
+    def use(number: int, places: list[Any]) -> None:
+        found.setdefault(number, set()).update(d for d, p in enumerate(places) if p != 0)
+
+    for output in read(text):
+        use(output["target"], output["place"])
+        if output["slots"] is not None:
+            use(written + output["slots"], [["token"]])
+        for kind, *rest in output["steps"]:
+            if kind == "load":
+                use(written + rest[0], rest[1])
+    return [found[number] for number in sorted(found)]
 
 
 @cache

@@ -29,7 +29,8 @@ def _on_gpu(written: Sequence[Tensor], inputs: Sequence[Tensor], program: str, t
         return _by_rule(written, inputs, program, tokens)
     from . import row_triton
 
-    row_triton.run(program, written, inputs, tokens)
+    with torch.cuda.device(written[0].device):
+        row_triton.run(program, written, inputs, tokens)
 
 
 define(

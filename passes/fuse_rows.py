@@ -26,9 +26,9 @@ from .emit import Emitter, same_size, size_of
 from .hoist import Prologue
 from .lower import size
 from .row_functions import FLOATS
-from .row_trace import RowTrace
+from .row_trace import RowTrace, TooLong
 from .row_views import NoRowForm
-from .schema import is_pure, is_view, tensors
+from .schema import functionalized_call, is_pure, is_view, tensors
 
 aten = torch.ops.aten
 
@@ -78,7 +78,7 @@ def _planned(puts: list[Node], prologue: Prologue) -> _Fusion | None:
                 fusion.add_store(put)
             for query in chosen:
                 fusion.add_query(query)
-        except NoRowForm:
+        except (NoRowForm, TooLong):
             continue
         if fusion.inlined and fusion.place() is not None:
             return fusion
@@ -184,7 +184,8 @@ class _Fusion:
         if sizes[-1] > _WIDEST_ROW:
             raise NoRowForm(node.name)
         heads = sizes[0] if len(sizes) == 2 else 1
-        trace = RowTrace(self.inputs, self.prologue.nodes.__contains__, heads)
+        keep = self.prologue.nodes.__contains__
+        trace = RowTrace(self.inputs, keep, heads, value.shape[0])
         step = trace.value(node, _places(value))
         self.inlined |= trace.inlined
         self.outputs.append(
@@ -203,8 +204,11 @@ class _Fusion:
         """The node behind which the call can stand: all that it needs is there, and nobody has
         needed its results yet. None where there is no such place."""
         ours = {*self.puts, *self.queries}
-        if any(_viewed(node) in {*self.bases, *ours} for node in self.inputs):
-            return None  # rows would be read while they are written
+        # Rows would be read while they are written; or, as they were ahead of an earlier store, so
+        # late that the whole cache would have to be copied.
+        sources = set(map(_viewed, self.inputs))
+        if sources & ours or any(map(_is_written, sources)):
+            return None
         first = min(
             (user for node in ours for user in node.users if user not in ours), default=None
         )
@@ -257,6 +261,17 @@ class _Fusion:
             device=value.device,
             like=query,
         )
+
+
+def _is_written(node: Node) -> bool:
+    """True where a store takes `node` and gives it a new value."""
+    for user in node.users:
+        call = functionalized_call(user)
+        if call is not None and node in call.bases:
+            return True
+        if user.target is aten.index_put.default and user.args[0] is node:
+            return True
+    return False
 
 
 def _viewed(node: Node) -> Node:

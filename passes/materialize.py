@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from .emit import Emitter
 from .hoist import Prologue
 from .lower import checked_on_the_host
-from .schema import is_view, reaching_output
+from .schema import is_view, reaching_output, tensors
 
 
 def materialize(graph: Graph, prologue: Prologue) -> int:
@@ -25,8 +25,9 @@ def materialize(graph: Graph, prologue: Prologue) -> int:
     Left alone are views (they cost nothing), results of opaque operators and graph outputs, all of
     which are buffers anyway.
 
-    On a GPU one kernel computes all of them, whatever their shapes: there a value that another one
-    builds on is computed twice, which costs less than a second launch. On a CPU it is not.
+    On a GPU one kernel computes all of them, whatever their shapes: there a value that another
+    one builds on is computed twice, which costs less than a second launch. On a CPU it is not.
+    With several GPUs in one graph each has its own.
     """
     outputs = reaching_output(graph)
     wanted = [
@@ -37,12 +38,15 @@ def materialize(graph: Graph, prologue: Prologue) -> int:
         and _is_inlined(node)
         and not all(user in prologue.nodes for user in _through_views(node))
     ]
-    together = [node for node in wanted if not checked_on_the_host(node)]
-    if together:
-        _materialize_together(graph, prologue, together)
+    together: dict[torch.device, list[Node]] = {}
     for node in wanted:
-        if node not in together:
+        if checked_on_the_host(node):
             _materialize_alone(graph, prologue, node)
+        else:
+            (value,) = tensors(node)
+            together.setdefault(value.device, []).append(node)
+    for nodes in together.values():
+        _materialize_together(graph, prologue, nodes)
     return len(wanted)
 
 

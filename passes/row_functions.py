@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .emit import size_of
 from .schema import bind, tensors
 
 aten = torch.ops.aten
@@ -92,6 +93,19 @@ def reduced(node: Node) -> tuple[str, Node] | None:
         return None
     (value,) = tensors(source)
     return (kind, source) if [d % value.dim() for d in dims] == [value.dim() - 1] else None
+
+
+def joined(node: Node) -> tuple[list[Node], int] | None:
+    """The pieces that have elements, and the dimension, of a concatenation; None where none."""
+    if node.target is not aten.cat.default or not _floating(node) or not _same_device(node):
+        return None
+    given = bind(aten.cat.default, node)
+    (value,) = tensors(node)
+    # torch joins an empty vector to anything.
+    pieces = [p for p in given["tensors"] if all(size_of(e) != 0 for e in tensors(p)[0].shape)]
+    if not pieces or not all(map(_floating, pieces)):
+        return None
+    return pieces, given["dim"] % value.dim()
 
 
 def _floating(node: Node) -> bool:

@@ -31,6 +31,8 @@ def through_view(node: Node, places: list[Index]) -> tuple[Node, list[Index]]:
     if node.target is operator.getitem:
         return _through_split(source, args[0], places)
     (before,), (after,) = tensors(source), tensors(node)
+    if before.dtype is not after.dtype:  # the same bits, read otherwise
+        raise NoRowForm(node.name)
     packet = getattr(node.target, "overloadpacket", None)
     moved = None
     if packet in _RESHAPES:

@@ -216,7 +216,7 @@ def traced(name: str) -> AbstractContextManager[object]:
 
     A replay shows as one nameless `cudaGraphLaunch` otherwise.
     """
-    if torch.autograd._profiler_enabled():
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return torch.profiler.record_function(name)
     return _NO_SPAN
 

@@ -269,11 +269,140 @@ def test_the_option_switches_it_off(fused):
     agree(fused, hugging_face, hf_args(), caches, n_fused=0, options={"fuse_rows": False})
 
 
+def kv_case(heads=2, dim=16, dtype=torch.float32, cache_heads=None, cache_dtype=None):
+    """k, v and ids, then caches for rows of `cache_heads` heads."""
+    torch.manual_seed(5)
+    shape = (ROWS, cache_heads or heads, dim)
+    # Eighths: sums of them are exact in any order.
+    k, v = (torch.randint(-24, 25, (N, heads, dim)).div(8).to(dtype) for _ in "kv")
+    args = (k, v, *ids())
+    return args, pools(shape, shape, dtype=cache_dtype or dtype)
+
+
+def rolled_tokens(k, v, mapping, loc, caches):
+    k = torch.cat((k[1:] * 2, k[:1]), 0)
+    store_kv(*caches, k, torch.cat((v[:3], v[3:].neg()), 0), translate_loc(mapping, loc))
+
+
+def test_tokens_put_together_from_two_parts_are_read_where_they_are(fused):
+    agree(fused, rolled_tokens, *kv_case())
+
+
+def norm_of_some_heads(k, v, mapping, loc, caches):
+    k = torch.cat((k, normed(k, torch.ones(16))), 1)
+    store_kv(*caches, k, torch.cat((normed(v, torch.ones(16)), v), 1), translate_loc(mapping, loc))
+
+
+def test_heads_that_are_not_there_are_not_reduced(fused):
+    agree(fused, norm_of_some_heads, *kv_case(3, cache_heads=6))
+
+
+def test_a_rotation_of_the_whole_row_leaves_an_empty_rest(fused):
+    def forward(k, v, mapping, loc, caches):
+        k = torch.cat((rotate_half(k[..., :16]), k[..., 16:]), -1)
+        v = torch.cat((v.new_empty(0), v * 2), -1)  # torch joins an empty vector to anything
+        store_kv(*caches, k, v, translate_loc(mapping, loc))
+
+    agree(fused, forward, *kv_case())
+
+
+def test_bits_that_are_read_as_another_dtype_are_not_converted(fused):
+    def forward(k, v, mapping, loc, caches):
+        k = (k * 2).view(torch.float16).nan_to_num(0, 0, 0)
+        store_kv(*caches, k, (v * 2).view(torch.float16), translate_loc(mapping, loc))
+
+    args, caches = kv_case(dtype=torch.bfloat16, cache_dtype=torch.float16)
+    agree(fused, forward, args, caches, n_fused=0)
+
+
+def test_what_is_joined_to_a_wider_dtype_is_computed_in_it(fused):
+    def forward(k, v, mapping, loc, caches):
+        k = torch.cat((k[..., :8].float(), k[..., 8:] * 0.3), -1)
+        store_kv(*caches, (k[..., 9:10] * 0.1) + k * 0, v, translate_loc(mapping, loc))
+
+    args, caches = kv_case(dtype=torch.bfloat16, cache_dtype=torch.float32)
+    agree(fused, forward, args, caches)
+
+
+def test_the_sign_of_zero_is_kept(fused):
+    def forward(k, v, mapping, loc, caches):
+        store_kv(*caches, k * 0.0, (v.abs() * 0.0) + (v.abs() * -0.0), translate_loc(mapping, loc))
+        store_kv(*caches, k.abs() * 0.0, k.abs() * -0.0, translate_loc(mapping, loc))
+
+    agree(fused, forward, *kv_case(), stores=2, n_fused=2)
+
+
+def test_a_value_that_is_seen_at_ever_more_places_is_not_traced_for_ever(fused):
+    def forward(k, v, mapping, loc, caches):
+        for _ in range(24):  # 3 ** 24 places
+            k = k + rotate_half(k) * 0.5
+        store_kv(*caches, k, v, translate_loc(mapping, loc))
+
+    agree(fused, forward, *kv_case(), n_fused=0)
+
+
+def test_a_cache_as_it_was_ahead_of_a_store_is_read_ahead_of_it(fused, tmp_path):
+    """Read in a later call it would have to be kept: Inductor would copy the whole cache."""
+
+    def forward(k, v, mapping, loc, caches):
+        before = caches[0][1 : N + 1] * 2
+        store_kv(*caches, k * 2, v * 2, translate_loc(mapping, loc))
+        store_kv(*caches, before, v * 3, translate_loc(mapping, loc))
+
+    args, caches = kv_case()
+    options = {"dump_dir": str(tmp_path)}
+    agree(fused, forward, args, caches, stores=2, n_fused=1, options=options)
+    (text,) = [path.read_text() for path in tmp_path.glob("**/*-fused.py")]
+    lines = text.splitlines()
+    read = max(i for i, line in enumerate(lines) if "aten.slice" in line)
+    assert read < next(i for i, line in enumerate(lines) if "swa.run_rows" in line)
+
+
+def sums_of_one_number(k, v, mapping, loc, caches):
+    one = k[..., :1].expand(-1, -1, 16)
+    store_kv(
+        *caches,
+        k - one.mean(-1, keepdim=True),
+        v - one.sum(-1, keepdim=True),
+        translate_loc(mapping, loc),
+    )
+
+
+def test_a_row_of_one_number_is_summed_as_often_as_it_stands_there(fused):
+    agree(fused, sums_of_one_number, *kv_case())
+
+
+def expanded_inputs(k, v, mapping, loc, caches):
+    """k and v of strides 0."""
+    k = k * 2 - k.sum(-1, keepdim=True)
+    store_kv(*caches, k, torch.cat((v * 2, v[:, :1]), 1)[:, :3], translate_loc(mapping, loc))
+
+
+def test_inputs_that_are_expanded(fused):
+    args, caches = kv_case(3)
+    k, v = args[0][..., :1].expand(-1, -1, 16), args[1][:, :1].expand(-1, 3, -1)
+    agree(fused, expanded_inputs, (k, v, *args[2:]), caches)
+
+
+def infinite_bounds(k, v, mapping, loc, caches):
+    k = torch.clamp_max(torch.clamp_min(k, float("-inf")), float("inf")).relu() * 2
+    store_kv(*caches, k, 1.0 / v.sigmoid(), translate_loc(mapping, loc))
+
+
+def test_bounds_that_are_infinite(fused):
+    agree(fused, infinite_bounds, *kv_case())
+
+
 _KERNEL_CASES = [
     test_norm_rope_and_both_stores_of_a_hugging_face_layer_are_one_call,
     test_a_latent_cache_of_two_dimensions,
     # float8 is left to tests/gpu: the interpreter loses the carry when it rounds to a power of two
     test_heads_put_together_from_two_parts,
+    test_tokens_put_together_from_two_parts_are_read_where_they_are,
+    test_heads_that_are_not_there_are_not_reduced,
+    test_a_row_of_one_number_is_summed_as_often_as_it_stands_there,
+    test_inputs_that_are_expanded,
+    test_bounds_that_are_infinite,
 ]
 
 
@@ -284,6 +413,7 @@ def test_the_kernel_writes_what_the_rule_writes(fused, case, monkeypatch):
     monkeypatch.setitem(os.environ, "TRITON_INTERPRET", "1")
     from swa_compile.ops import row_triton
 
+    row_triton._fixed.cache_clear()
     row_triton._kernel.cache_clear()
     case(fused, *((False,) if case is _KERNEL_CASES[0] else ()))
     assert fused.programs
@@ -291,4 +421,28 @@ def test_the_kernel_writes_what_the_rule_writes(fused, case, monkeypatch):
         row_triton.run(text, before, inputs, tokens)
         for got, want in zip(before, after, strict=True):
             torch.testing.assert_close(got.float(), want.float(), rtol=1e-5, atol=1e-5)
+    row_triton._fixed.cache_clear()
+    row_triton._kernel.cache_clear()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernel itself there")
+def test_one_kernel_serves_every_number_of_tokens(fused, monkeypatch):
+    """Strides of [1, heads, tokens, dim] change with it, and no address uses those."""
+    pytest.importorskip("triton")
+    monkeypatch.setitem(os.environ, "TRITON_INTERPRET", "1")
+    from swa_compile.ops import row_triton
+
+    row_triton._fixed.cache_clear()
+    row_triton._kernel.cache_clear()
+    call = fused(hugging_face, dynamic=True)
+    for n in (5, 7):
+        with torch.no_grad():
+            call(*hf_args(n), pools((ROWS, 2, 32), (ROWS, 2, 32)))
+    for text, before, inputs, tokens, after in fused.programs:
+        row_triton.run(text, before, inputs, tokens)
+        for got, want in zip(before, after, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert [p[3] for p in fused.programs] == [5, 7]
+    assert row_triton._kernel.cache_info().currsize == 1
+    row_triton._fixed.cache_clear()
     row_triton._kernel.cache_clear()

@@ -360,3 +360,36 @@ def test_captured_values_are_live_not_constants(compiled, make_mapping, make_cac
                 mapping = make_mapping(9)
             call(mapping, LOC, k * 2)
             oracle.same_rows(caches[0][0], oracle.store(old, oracle.translate(mapping, LOC), k * 2))
+
+
+def test_each_gpu_keeps_the_values_of_the_prologue_that_lie_on_it():
+    """A kernel runs on one of them. No GPU is needed: the tensors are fake."""
+    from torch._subclasses import FakeTensorMode
+
+    from swa_compile.passes.hoist import Prologue
+    from swa_compile.passes.materialize import materialize
+
+    aten, mode, graph = torch.ops.aten, FakeTensorMode(), torch.fx.Graph()
+    values = []
+    for i in (0, 1):
+        values.append(graph.placeholder(f"ids{i}"))
+        with mode:
+            values[i].meta["val"] = torch.empty(4, dtype=torch.int64, device=f"cuda:{i}")
+    prologue = Prologue.of(graph)
+    emit = prologue.emitter(graph)
+    moved = [emit.call(aten.add.Tensor, value, 1) for value in values]
+    seen = [emit.call(aten.slice.Tensor, value, 0, 1) for value in moved]
+    prologue.close(emit)
+    used = [graph.call_function(aten.neg.default, (value,)) for value in (*moved, *seen)]
+    graph.output(tuple(used))
+
+    assert materialize(graph, prologue) == 2
+    graph.lint()
+    calls = graph.find_nodes(op="call_function", target=torch.ops.swa.materialize_all.default)
+    assert [call.args[0] for call in calls] == [[moved[0]], [moved[1]]]
+    # What uses the values, views of them included, uses those that were kept.
+    for node in used:
+        source = node.args[0]
+        while source.target is aten.slice.Tensor:
+            source = source.args[0]
+        assert source.args[0] in calls
