@@ -9,12 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo bench test models lint clean
+.PHONY: help demo bench test slow models lint clean
 
 help:
 	@echo 'make demo    run the demo on a GPU, or on the CPU where there is none (ARGS="...")'
 	@echo 'make bench   run the benchmark (ARGS="...")'
 	@echo 'make test    lint, then run the tests (ARGS="-k name" selects, JOBS=N runs N at a time)'
+	@echo 'make slow    the tests that compile for minutes'
 	@echo 'make models  every family of transformers models, and the table of checks'
 	@echo 'make lint    ruff and mypy'
 	@echo 'make clean   remove .venv, builds and caches'
@@ -28,7 +29,10 @@ bench: $(VENV)/runtime.stamp
 # One process compiles per test worker: the cores are busy with JOBS workers already, one more than
 # the two cores that it is meant for, since many tests wait for processes of their own.
 test: lint
-	@TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow' $(ARGS)
+
+slow: $(VENV)/tools.stamp
+	@TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
 
 models: $(VENV)/tools.stamp
 	@TORCHINDUCTOR_COMPILE_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal tests/models --model-table $(ARGS)

@@ -54,6 +54,7 @@ def test_eager_variants_are_timed_and_graphs_say_that_there_is_no_gpu(
     assert "| eager (a) |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_some_rows_of_the_targets_can_be_asked_for(tmp_path):
     path = tmp_path / "results.json"
     assert bench("--targets", "--rows", "passes", "--json", path) == 0

@@ -46,6 +46,7 @@ def test_stores_of_other_rows_are_refused():
             layer.expect(layer.forward(next_row))
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_stores_alone_are_timed_by_every_way():
     row = stores.measure(4, CPU, compilations=1, runs=2, config=SMALL)
@@ -61,6 +62,7 @@ def test_the_prologue_is_held_against_a_copy():
     assert row["copy_tb_per_s"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_a_warm_start_finds_what_the_cold_one_compiled():
     row = start.measure(SMALL, Shape.of(SMALL, 2), CPU)
@@ -69,6 +71,7 @@ def test_a_warm_start_finds_what_the_cold_one_compiled():
     assert 0 < row["passes_share"] < 0.5 and row["ratio"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_what_was_compiled_ahead_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -79,12 +82,14 @@ def test_what_was_compiled_ahead_is_found(tmp_path, monkeypatch):
     assert found["inductor-hoisted"]["status"] == found["swa"]["status"] == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_kernels_that_read_the_mapping_do_not_grow_with_the_layers():
     counts = [entry["mapping_kernels"] for entry in depth.measure((1, 3), CPU)["depths"]]
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_marked_sizes_compile_once():
     counts = sizes.measure(CPU, sizes=(0, 1, 8))["compilations"]

@@ -87,8 +87,17 @@ def run(make, sizes, **options):
     return model, compiled, reference, reports
 
 
-@pytest.mark.parametrize("mode", ["full", "piecewise", "auto"])
-@pytest.mark.parametrize("make", [decode, extend])
+@pytest.mark.parametrize(
+    ("make", "mode"),
+    [
+        (decode, "full"),
+        (decode, "auto"),
+        (extend, "piecewise"),
+        pytest.param(decode, "piecewise", marks=pytest.mark.slow),
+        pytest.param(extend, "full", marks=pytest.mark.slow),
+        pytest.param(extend, "auto", marks=pytest.mark.slow),
+    ],
+)
 def test_modes_agree_with_eager_code(on_cpu, mode, make):
     """Row B39: sizes come and go, with other data each time."""
     *_, reports = run(make, [4, 8, 4, 8, 4, 8, 4], cudagraphs=mode)
@@ -275,7 +284,7 @@ def test_small_caches_among_the_arguments_are_written_where_they_are(on_cpu, low
     assert reports[0].captures.replays == 4
 
 
-@pytest.mark.parametrize("mode", ["full", "piecewise"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.slow), "piecewise"])
 def test_a_trace_names_what_is_replayed(on_cpu, mode):
     _, compiled, _, _ = run(decode, [4] * 6, cudagraphs=mode)
     with torch.no_grad(), torch.profiler.profile() as profile:
