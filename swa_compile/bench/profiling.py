@@ -12,11 +12,14 @@ import torch
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("generated", ("triton_",)),
     ("memset, memcpy", ("memset", "memcpy")),
-    ("attention", ("_attend", "_merge", "flash", "fmha", "attention", "batchdecode", "varlen")),
+    ("attention", ("flash", "fmha", "attention", "batchdecode", "varlen")),
     ("gemm", ("gemm", "gemv", "nvjet", "splitk", "cutlass", "xmma", "cublas")),
     ("translation", ("_translate",)),
     ("store", ("_store", "index_put", "index_copy")),
 )
+
+# Our own, by their whole names.
+_OURS = {"attend": "attention", "merge": "attention", "rows": "fused rows"}
 
 # Kernels that a profile lists by name, those with the most time first.
 _NAMES = 40
@@ -32,6 +35,8 @@ class Kernel:
 
 def kind_of(name: str) -> str:
     """The class of a kernel in the tables, by its name."""
+    if name in _OURS:
+        return _OURS[name]
     lowered = name.lower()
     for kind, parts in _KINDS:
         if kind == "generated":

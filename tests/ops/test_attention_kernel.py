@@ -115,7 +115,7 @@ class Call:
         return torch.from_numpy(out).float()
 
 
-ALL = {"window": 70, "scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}
+ALL = {"window": 30, "scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}
 
 
 @pytest.mark.parametrize(("splits", "rows"), [(1, 16), (1, 64), (3, 16)])
