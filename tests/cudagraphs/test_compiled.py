@@ -151,6 +151,7 @@ def test_a_warm_start_captures_too(on_cpu):
     assert len(on_cpu) == 2  # not the first one's recordings again
 
 
+@pytest.mark.slow
 def test_two_models_of_one_code_do_not_share_recordings(on_cpu):
     options = {"cudagraphs": "piecewise"}
     first = run(decode, [4, 4, 4], **options)
@@ -215,6 +216,7 @@ def test_a_graph_with_gradients_is_not_captured(on_cpu):
     assert model.weight.grad is not None and not on_cpu
 
 
+@pytest.mark.slow
 def test_capture_sizes_are_tokens(on_cpu):
     *_, reports = run(decode, [4, 8] * 3, cudagraphs="auto", capture_sizes=[8])
     captures = reports[0].captures
@@ -223,6 +225,7 @@ def test_capture_sizes_are_tokens(on_cpu):
     assert [skip.tokens for skip in captures.skipped] == [4]
 
 
+@pytest.mark.slow
 def test_the_report_stays_json(on_cpu):
     import json
 
