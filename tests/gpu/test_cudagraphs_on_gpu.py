@@ -249,7 +249,7 @@ def test_a_mapping_edited_in_place_or_replaced_is_read_live():
 
 @pytest.mark.parametrize("n", [8, 2, 1, 0, 22])
 def test_every_size_runs_in_at_most_two_compilations(n):
-    """Row B49. torch 2.11 compiles 0 and 1 anew where the caller did not mark the sizes."""
+    """Row B49. Two were seen for 0 and 1 with torch 2.11, for a reason that is not known."""
     model, reference, compiled = compiled_pair(cudagraphs="auto")
     with swa_compile.collect() as reports:
         agree(model, reference, compiled, [decode(8, 9)] + [decode(n, i) for i in range(3)])
