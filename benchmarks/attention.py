@@ -274,16 +274,16 @@ def _asked(name: str, call: Call) -> AbstractContextManager[None]:
 
 def sweep(shape: Shape, repeats: int) -> list[dict[str, Any]]:
     """Sizes of our kernel, the fastest first; "chosen" marks what it takes by itself."""
-    from swa_compile.ops import attention_launch
+    from swa_compile.ops import attention_launch, attention_tuning
     from swa_compile.ops.attention_reference import Keys
 
     copies = copies_for(shape)
     call = Call(shape, copies)
     calls = max(_CALLS[0], min(_CALLS[1], _BYTES_PER_GRAPH // max(1, bytes_of(shape))))
     out = torch.empty_like(call.q)
-    device = attention_launch.device_of(call.q.device)
+    device = attention_tuning.device_of(call.q.device)
     dtype = getattr(torch, shape.cache)
-    chosen = attention_launch.tuning_for(
+    chosen = attention_tuning.tuning_for(
         call.q.shape[0],
         shape.requests,
         shape.kv_heads,
@@ -299,7 +299,7 @@ def sweep(shape: Shape, repeats: int) -> list[dict[str, Any]]:
     rows_of = (least,) if shape.new == 1 else (64, 128)
     found: list[dict[str, Any]] = []
 
-    def measured(tuning: attention_launch.Tuning) -> float:
+    def measured(tuning: attention_tuning.Tuning) -> float:
         def run(copy: int) -> None:
             keys = Keys(
                 *call.caches[copy],
@@ -321,7 +321,7 @@ def sweep(shape: Shape, repeats: int) -> list[dict[str, Any]]:
         found.append({**asdict(tuning), "us": median, "chosen": tuning == chosen})
         return median
 
-    tiles: dict[attention_launch.Tuning, float] = {}
+    tiles: dict[attention_tuning.Tuning, float] = {}
     for rows, keys, warps, depth in product(rows_of, (32, 64, 128), (2, 4, 8), (1, 2, 3)):
         tuning = replace(chosen, rows=rows, keys=keys, warps=warps, depth=depth)
         tiles[tuning] = measured(tuning)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .attention_calls import tell
 from .attention_checks import check_contents, check_inputs, looks_right
 from .attention_choice import choose
 from .attention_reference import Keys
@@ -105,7 +106,9 @@ def _attention(
     if scale is None:
         scale = dim**-0.5
     keys = Keys(k_cache, v_cache, page_table, page_size, window, scale, softcap, sinks)
-    choose(q, keys).run(q, keys, seq_lens, cu_seqlens_q, out)
+    kernel = choose(q, keys)
+    kernel.run(q, keys, seq_lens, cu_seqlens_q, out)
+    tell(kernel, q, keys, seq_lens, cu_seqlens_q, out)
     return out
 
 

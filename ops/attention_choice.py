@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -49,23 +49,31 @@ class AttentionKernel(Protocol):
         """
 
 
+Bind = Callable[..., Callable[[], None] | None]
+
+
 @dataclass(frozen=True)
 class NamedKernel:
-    """A kernel that needs nothing but the call: `AttentionKernel` of three functions."""
+    """A kernel that needs nothing but the call: `AttentionKernel` of three functions.
+
+    `bind` takes the arguments of a call that has run and how to borrow memory, and gives what
+    launches it again, in less time than `run`; or None.
+    """
 
     name: str
     missing: Callable[[torch.device], str | None]
     refusal: Callable[[Tensor, Keys], str | None]
     run: Callable[[Tensor, Keys, Tensor, Tensor, Tensor], None]
+    bind: Bind | None = None
 
 
 def _kernel(name: str, missing: Callable[[torch.device], str | None], module: str) -> NamedKernel:
     """Of a module beside this one, imported where it is first asked."""
 
     @cache
-    def functions() -> tuple[Callable[..., str | None], Callable[..., None]]:
+    def functions() -> tuple[Callable[..., str | None], Callable[..., None], Bind | None]:
         found = import_module(module, __package__)
-        return found.refusal, found.attention
+        return found.refusal, found.attention, getattr(found, "bind", None)
 
     def refusal(q: Tensor, keys: Keys) -> str | None:
         return functions()[0](q, keys)
@@ -73,7 +81,11 @@ def _kernel(name: str, missing: Callable[[torch.device], str | None], module: st
     def run(q: Tensor, keys: Keys, seq_lens: Tensor, cu_seqlens_q: Tensor, out: Tensor) -> None:
         functions()[1](q, keys, seq_lens, cu_seqlens_q, out)
 
-    return NamedKernel(name, missing, refusal, run)
+    def bind(*args: Any) -> Callable[[], None] | None:
+        found = functions()[2]
+        return None if found is None else found(*args)
+
+    return NamedKernel(name, missing, refusal, run, bind)
 
 
 def _triton_missing(device: torch.device) -> str | None:
@@ -153,21 +165,30 @@ def _named(name: str, source: str) -> NamedKernel:
     return KERNELS[name]
 
 
+def asked() -> tuple[AttentionKernel | None, str]:
+    """The override in force: the block's, and the environment variable, "" where it is unset.
+
+    While it is the same, so is the choice for the same call.
+    """
+    return _asked.get(), os.environ.get(VARIABLE, "")
+
+
 def choose(q: Tensor, keys: Keys) -> AttentionKernel:
     """The kernel for a call whose metadata has been checked.
 
     Raises:
         ValueError: the one that was asked for cannot compute it.
     """
-    asked, source = _asked.get(), "attention_kernel"
-    if asked is None and (name := os.environ.get(VARIABLE)):
-        asked, source = _named(name, VARIABLE), VARIABLE
-    if asked is not None:
-        reason = asked.missing(q.device) or asked.refusal(q, keys)
+    wanted, name = asked()
+    source = "attention_kernel"
+    if wanted is None and name:
+        wanted, source = _named(name, VARIABLE), VARIABLE
+    if wanted is not None:
+        reason = wanted.missing(q.device) or wanted.refusal(q, keys)
         if reason is None:
-            return asked
+            return wanted
         raise ValueError(
-            f"swa::paged_attention: kernel '{asked.name}', asked for by {source}, cannot compute "
+            f"swa::paged_attention: kernel '{wanted.name}', asked for by {source}, cannot compute "
             f"this call: {reason}"
         )
     for kernel in _BY_DEFAULT:

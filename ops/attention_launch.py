@@ -1,13 +1,9 @@
-"""How the Triton attention kernels are launched: tile sizes, warps, splits.
-
-All of it follows from sizes and dtypes alone: a length that the device holds would take a
-synchronization. Decode is bound by memory, so its tiles are as large as fits a few times into the
-shared memory; extend by products, so its tiles are as high as the queries allow.
-"""
+"""How the Triton attention kernels are launched, and which calls they take."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,119 +12,12 @@ from torch import Tensor
 
 from . import attention_triton
 from .attention_reference import Keys
+from .attention_tuning import Tuning, device_of, power_of_2, tuning_for
 from .checks import dtype_name, is_float8
 from .triton_launch import FixedKernel
 
 _LOG2_E = math.log2(math.e)
-_MAX_SPLITS = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-
-# Bytes of one tile of K and V in decode: two of them, of three programs at a time, fit an SM.
-_TILE_BYTES = 2**15
-
-
-@dataclass(frozen=True)
-class Device:
-    """What of a device the sizes depend on.
-
-    Attributes:
-        multiprocessors: how many it has.
-        shared_memory: bytes that one program may use.
-    """
-
-    multiprocessors: int
-    shared_memory: int
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The sizes of a launch.
-
-    Attributes:
-        rows: rows of a block: queries times query heads per KV head, a power of 2 from 16 on.
-        keys: keys per tile, a power of 2 from 16 on.
-        warps: `num_warps` of Triton.
-        depth: tiles whose keys are on their way at a time. Their page ids are loaded as far ahead
-            again, so it takes `num_stages` of 2 * depth + 1.
-        splits: into how many parts the keys of a request are split.
-    """
-
-    rows: int
-    keys: int
-    warps: int
-    depth: int
-    splits: int
-
-
-@lru_cache(maxsize=4096)
-def tuning_for(
-    tokens: int,
-    requests: int,
-    kv_heads: int,
-    group: int,
-    dims: tuple[int, int],
-    itemsize: int,
-    page_size: int,
-    capacity: int,
-    window: int | None,
-    device: Device,
-) -> Tuning:
-    """The sizes for a call.
-
-    Args:
-        dims: D and D_v.
-        itemsize: bytes of an element of the caches or of q, the larger.
-        capacity: tokens that a row of the page table has room for.
-    """
-    least = max(16, _power_of_2(group))
-    width = sum(max(16, _power_of_2(dim)) for dim in dims) * itemsize
-    if tokens <= requests:
-        rows, blocks = least, tokens
-        keys = min(64, max(16, _power_of_2(_TILE_BYTES // width + 1) // 2))
-        if window is not None:
-            keys = min(keys, max(16, _power_of_2(window)))
-        warps, depth = 4, 2
-    else:
-        wanted = _power_of_2(group * -(-tokens // requests))
-        # Products of float32 take no tensor cores, and their operands many registers.
-        rows = max(least, min(128 if itemsize <= 2 else 32, wanted))
-        blocks = tokens // max(1, rows // group) + requests + 1
-        keys = min(64 if itemsize <= 2 else 32, max(16, _power_of_2(_TILE_BYTES // width + 1) // 2))
-        warps, depth = (8, 1) if rows >= 128 and max(dims) > 64 else (4, 2)
-    held = rows * width  # queries and weights, at most
-    while depth > 1 and held + depth * keys * width > device.shared_memory:
-        depth -= 1
-    while keys > 16 and held + depth * keys * width > device.shared_memory:
-        keys //= 2
-    reach = capacity
-    if window is not None:
-        reach = min(reach, window + (0 if tokens <= requests else rows // group))
-    # A split with fewer tiles gains less than the second launch costs.
-    most = min(_MAX_SPLITS, reach // (4 * keys))
-    splits = _splits(blocks * kv_heads, most, 2 * device.multiprocessors)
-    return Tuning(rows, keys, warps, depth, splits)
-
-
-def _splits(programs: int, most: int, slots: int) -> int:
-    """The fewest splits that keep `slots` programs at a time about as busy as any number does."""
-    if programs >= 0.8 * slots:
-        return 1
-    busy = {}
-    for splits in range(1, max(1, most) + 1):
-        waves = programs * splits / slots
-        busy[splits] = waves / math.ceil(waves) if waves else 1.0
-    best = max(busy.values())
-    return next(splits for splits, share in busy.items() if share >= 0.85 * best)
-
-
-@lru_cache
-def device_of(device: torch.device) -> Device:
-    """What the sizes depend on; of a device that has no such figures, a small one's."""
-    if device.type != "cuda":
-        return Device(1, 99 * 1024)
-    found = torch.cuda.get_device_properties(device)
-    shared = getattr(found, "shared_memory_per_block_optin", 99 * 1024)
-    return Device(found.multi_processor_count, shared)
 
 
 def refusal(q: Tensor, keys: Keys) -> str | None:
@@ -172,10 +61,54 @@ def attention(
     """
     if not out.numel():
         return
-    k_cache, v_cache, table, sinks = keys.k_cache, keys.v_cache, keys.page_table, keys.sinks
+    sinks = keys.sinks
     if sinks is not None:
         sinks = sinks.contiguous()
-    launch = _launch(
+    launch = _launch_for(q, keys, tuning)
+    lens, starts = seq_lens.contiguous(), cu_seqlens_q.contiguous()
+    partial = _between(launch, out)
+    tensors = out, partial, q, keys.k_cache, keys.v_cache, keys.page_table, lens, starts, sinks
+    launch.attend(launch.grid, *tensors)
+    if launch.merge is not None:
+        launch.merge((q.shape[0], q.shape[1], 1), out, partial, sinks)
+
+
+def bind(
+    q: Tensor,
+    keys: Keys,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    out: Tensor,
+    borrow: Callable[[Tensor], Tensor],
+) -> Callable[[], None] | None:
+    """What launches `attention` with these arguments again; None where they have to be copied.
+
+    Args:
+        borrow: as in `attention_calls.heard_attention`.
+    """
+    vectors = [t for t in (seq_lens, cu_seqlens_q, keys.sinks) if t is not None]
+    if not out.numel() or not all(vector.is_contiguous() for vector in vectors):
+        return None
+    launch = _launch_for(q, keys, None)
+    partial = borrow(_between(launch, out))
+    caches = keys.k_cache, keys.v_cache, keys.page_table
+    attend = launch.attend.bound(
+        launch.grid, out, partial, q, *caches, seq_lens, cu_seqlens_q, keys.sinks
+    )
+    if launch.merge is None:
+        return attend
+    merge = launch.merge.bound((q.shape[0], q.shape[1], 1), out, partial, keys.sinks)
+
+    def both() -> None:
+        attend()
+        merge()
+
+    return both
+
+
+def _launch_for(q: Tensor, keys: Keys, tuning: Tuning | None) -> _Launch:
+    k_cache, v_cache, table = keys.k_cache, keys.v_cache, keys.page_table
+    return _launch(
         (q.shape, k_cache.shape, v_cache.shape, table.shape),
         (q.stride(), k_cache.stride(), v_cache.stride(), table.stride()),
         (q.dtype, k_cache.dtype, v_cache.dtype),
@@ -183,17 +116,17 @@ def attention(
         keys.scale,
         keys.window,
         keys.softcap,
-        sinks is not None,
+        keys.sinks is not None,
         q.device,
         tuning,
     )
-    lens, starts = seq_lens.contiguous(), cu_seqlens_q.contiguous()
-    partial = out
-    if launch.partial:
-        partial = torch.empty(launch.partial, dtype=torch.float32, device=q.device)
-    launch.attend(launch.grid, out, partial, q, k_cache, v_cache, table, lens, starts, sinks)
-    if launch.merge is not None:
-        launch.merge((q.shape[0], q.shape[1], 1), out, partial, sinks)
+
+
+def _between(launch: _Launch, out: Tensor) -> Tensor:
+    """The memory between the two kernels of `launch`; `out` where there is one kernel."""
+    if not launch.partial:
+        return out
+    return torch.empty(launch.partial, dtype=torch.float32, device=out.device)
 
 
 @dataclass(frozen=True)
@@ -252,7 +185,7 @@ def _launch(
     multiplier, cap = scale * _LOG2_E, 0.0
     if softcap:
         multiplier, cap = 2.0 * multiplier / softcap, softcap * _LOG2_E
-    block_dim_v = max(16, _power_of_2(dim_v))
+    block_dim_v = max(16, power_of_2(dim_v))
     attend = FixedKernel(
         attention_triton.attend,
         (
@@ -276,7 +209,7 @@ def _launch(
             tuning.keys,
             dim,
             dim_v,
-            max(16, _power_of_2(dim)),
+            max(16, power_of_2(dim)),
             block_dim_v,
             splits,
             window is not None,
@@ -299,10 +232,10 @@ def _launch(
             dim_v,
             block_dim_v,
             splits,
-            _power_of_2(splits),
+            power_of_2(splits),
             has_sinks,
         ),
-        num_warps=min(8, max(1, _power_of_2(splits) * block_dim_v // 1024)),
+        num_warps=min(8, max(1, power_of_2(splits) * block_dim_v // 1024)),
     )
     # Weighted sums, then the top score and the sum of weights of each row.
     partial = splits * tokens * heads * (dim_v + 2)
@@ -311,8 +244,3 @@ def _launch(
 
 def _is_wide(q: torch.dtype, cache: torch.dtype) -> bool:
     return cache is not q and not is_float8(cache) and q is not torch.float32
-
-
-def _power_of_2(number: int) -> int:
-    """The next power of 2 from `number` on."""
-    return 1 << max(0, number - 1).bit_length()

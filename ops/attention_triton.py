@@ -1,6 +1,6 @@
 """Paged attention as Triton kernels: decode with split keys, extend with ragged queries.
 
-The rule stands in `attention_reference`, the choice of tile sizes in `attention_launch`. One kernel
+The rule stands in `attention_reference`, the choice of tile sizes in `attention_tuning`. One kernel
 serves both: a program takes a block of one request's queries, with all query heads of one KV head,
 and walks over a range of its keys (FlashAttention-2, arXiv:2307.08691). Where there are too few
 queries to fill the card the keys are split over several programs and a second kernel merges what

@@ -14,15 +14,13 @@ from torch.fx import GraphModule
 from swa_compile.capturing import Capturing, with_wrapping
 from swa_compile.collecting import settle
 from swa_compile.dumping import Captured, capture, complete_dump
-from swa_compile.inductor import (
-    Generated,
+from swa_compile.generated_code import (
     cache_copies,
-    captured_code,
-    compile_with_inductor,
     late_mapping_kernels,
     mapping_kernels,
     partition_count,
 )
+from swa_compile.inductor import Generated, captured_code, compile_with_inductor
 from swa_compile.naming import input_names, name_inputs, with_names
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swa_compile.addresses import LARGE, Output, Placement, independent, nbytes, sharing
 from swa_compile.pieces import PieceStates
+from swa_compile.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Bucket:
         placement: of the recording; None where there is none.
         whole: repeats the recording of a whole call.
         states: of the pieces.
+        schedule: all that a call in pieces launches, where that is known.
         returns: which outputs are inputs, and which are not.
         stale: to be recorded anew at the next call.
     """
@@ -75,12 +77,13 @@ class Bucket:
     placement: Placement | None = None
     whole: Callable[[], None] | None = None
     states: PieceStates = field(default_factory=PieceStates)
+    schedule: Schedule | None = None
     returns: list[Output] = field(default_factory=list)
     stale: bool = False
 
     def forget(self) -> None:
         """Drop the recordings; what was learned of the addresses stays."""
-        self.placement = self.whole = None
+        self.placement = self.whole = self.schedule = None
         self.states.recordings.clear()
         self.stale = False
 

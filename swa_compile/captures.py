@@ -44,6 +44,8 @@ class Captures:
         captures: CUDA graphs recorded: one a piece and bucket, or one a bucket.
         replays: calls that were answered by replaying graphs, in whole or in part.
         full_replays: those of them that replayed one graph for the whole call.
+        direct_replays: those of them that replayed pieces, and launched the operators between
+            them, without running the code around them.
         uncaptured: calls that ran without any graph: first meetings, other sizes, N = 0.
         recaptured: buckets recorded anew because a tensor that a graph is bound to had moved.
         copied_inputs: tensors copied into a buffer of the graph's, over all calls.
@@ -57,6 +59,7 @@ class Captures:
     captures: int = 0
     replays: int = 0
     full_replays: int = 0
+    direct_replays: int = 0
     uncaptured: int = 0
     recaptured: int = 0
     copied_inputs: int = 0

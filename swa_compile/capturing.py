@@ -96,6 +96,7 @@ class Capturing:
             code.run,
             recorder,
             pieces=pieces,
+            calls=code.calls,
             inputs=replace(self.inputs, static=code.static, written=code.written),
             mode=options.cudagraphs,
             obstacle=self.obstacle,

@@ -23,6 +23,7 @@ from swa_compile.captures import Captures, Skip
 from swa_compile.passes import HoistError
 from swa_compile.pieces import Call, Known, Piece, traced
 from swa_compile.recording import CaptureError, Recorder
+from swa_compile.schedule import schedule
 
 
 class CaptureUseError(RuntimeError):
@@ -38,6 +39,7 @@ class CapturedGraph:
     Args:
         run: the code; takes a list of inputs, which it may clear, and returns a sequence.
         pieces: what Inductor cut the code into, as `run` calls them.
+        calls: what `run` calls, pieces by number and operators by name, where that is known.
         recorder: of the graph's device.
         inputs: what is known of the inputs.
         mode: "full", "piecewise" or "auto".
@@ -52,6 +54,7 @@ class CapturedGraph:
         recorder: Recorder,
         *,
         pieces: Sequence[Piece] = (),
+        calls: Sequence[int | str] | None = None,
         inputs: Inputs | None = None,
         mode: str = "auto",
         obstacle: tuple[str, str] | None = None,
@@ -61,6 +64,7 @@ class CapturedGraph:
         self._run = run
         self._recorder = recorder
         self._pieces = pieces
+        self._calls = calls
         self._inputs = Inputs() if inputs is None else inputs
         self._obstacle = obstacle
         self._capture_sizes = frozenset(capture_sizes)
@@ -129,12 +133,19 @@ class CapturedGraph:
             bucket.addresses = addresses(given)
             return self._first_replay(bucket, given, passed)
         self.captures.copied_inputs += bucket.placement.fill(passed)
-        if bucket.whole is None:
+        if bucket.whole is not None:
+            if self._recorder.profiled():
+                with traced(f"swa whole call, {bucket.label}"):
+                    bucket.whole()
+            else:
+                bucket.whole()
+            self.captures.full_replays += 1
+        elif bucket.schedule is not None and bucket.schedule.applies():
+            bucket.schedule.run()
+            self.captures.direct_replays += 1
+        else:
             return self._in_pieces(bucket, given, passed, recording=False)
-        with traced(f"swa whole call, {bucket.label}"):
-            bucket.whole()
         self.captures.replays += 1
-        self.captures.full_replays += 1
         return returned([out.value for out in bucket.returns], bucket.returns, given)
 
     def _first_replay(self, bucket: Bucket, given: list[Any], passed: list[Any]) -> Sequence[Any]:
@@ -207,6 +218,7 @@ class CapturedGraph:
             self._skip,
             bucket.states,
             tokens=self.sizes.tokens,
+            label=bucket.label,
             recording=recording,
             known=known,
         )
@@ -221,6 +233,9 @@ class CapturedGraph:
             bucket.stale = call.broken
         if recording:
             bucket.returns = self._kept(outputs, passed)
+            bucket.schedule = schedule(
+                self._calls, call.steps, bucket.states.recordings, self._recorder, bucket.label
+            )
         if bucket.states.recordings:
             self.captures.replays += 1
         else:

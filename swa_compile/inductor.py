@@ -6,7 +6,6 @@ renamed detail costs a figure in the report and never the compilation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import Any, cast
 
 import torch
 
+from swa_compile.generated_code import calls_around_pieces
 from swa_compile.options import Options
 from swa_compile.passes import OptionError, pipeline
-from swa_compile.passes.report import Cache
 
 
 def compile_with_inductor(
@@ -98,6 +97,7 @@ class InnerCode:
         run: the code: a list of inputs, which it clears, to a sequence of outputs.
         pieces: the functions that the code was cut into.
         replace_pieces: puts others in their place.
+        calls: what the code around the pieces calls, see `calls_around_pieces`.
         static, written: places of the inputs at fixed addresses, and of those that it writes.
         inference: no gradients are asked for.
     """
@@ -105,6 +105,7 @@ class InnerCode:
     run: Callable[[list[Any]], Any]
     pieces: list[Callable[[list[Any]], Any]]
     replace_pieces: Callable[[list[Any]], None]
+    calls: list[int | str] | None
     static: frozenset[int]
     written: frozenset[int]
     inference: bool
@@ -146,6 +147,7 @@ def _wrapped(wrap: Callable[[InnerCode], Callable[..., Any]]) -> Iterator[None]:
                 graph.current_callable,
                 pieces,
                 replace_pieces,
+                calls_around_pieces(getattr(graph, "source_code", "")) if pieces else None,
                 frozenset(known.get("static_input_idxs") or ()),
                 frozenset(graph.mutated_input_idxs),
                 bool(known.get("is_inference")),
@@ -213,6 +215,12 @@ def end_failed_capture(device: int, pool: Any) -> None:
         torch._C._cuda_releasePool(device, pool)
 
 
+def profiler_is_on() -> bool:
+    """Whether a profiler of torch's listens to this process."""
+    on = getattr(torch.autograd, "_profiler_enabled", None)
+    return on is not None and bool(on())
+
+
 @dataclass(frozen=True)
 class Generated:
     """What Inductor made of one graph.
@@ -247,98 +255,3 @@ def captured_code(generated: list[Generated]) -> Iterator[None]:
         yield
     finally:
         GraphLowering.save_output_code = before
-
-
-_ALLOCATION = re.compile(r"(\w+) = empty_strided\w*\(\(([^()]*)\), \([^()]*\), torch\.(\w+)")
-_ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTILINE)
-_PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
-_CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
-_NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
-_PIECE = re.compile(r"^.*\bself\.partitions\[(\d+)\]\(.*$", re.MULTILINE)
-_TOP_LEVEL = re.compile(r"^\w", re.MULTILINE)
-_NAME = re.compile(r"\b\w+\b")
-
-
-def cache_copies(code: str, caches: Sequence[Cache]) -> int:
-    """How many copies of `caches` the generated `code` makes.
-
-    A copy is a buffer that the code allocates, that has as many elements of the same dtype as a
-    cache, and that stands in a call of a kernel together with that cache (or with another of its
-    kind): a buffer of the size alone may be anything.
-    """
-    kinds: dict[tuple[Any, str], set[str]] = {}
-    for cache in caches:
-        kind = (_extent(tuple(map(str, cache.shape))), cache.dtype)
-        kinds.setdefault(kind, set()).add(cache.name)
-    allocated = {}
-    for name, sizes, dtype in _ALLOCATION.findall(code):
-        shape = tuple(part.strip() for part in sizes.split(",") if part.strip())
-        allocated[name] = (_extent(shape), dtype)
-    if not any(kind in kinds for kind in allocated.values()):
-        return 0
-    origin: dict[str, str] = {}
-    for new, old in _ALIAS.findall(code):
-        origin[new] = origin.get(old, old)
-    copies = set()
-    for args in _kernel_arguments(code):
-        names = {origin.get(name, name) for name in _NAME.findall(args)}
-        for name in names & allocated.keys():
-            copies |= {name} if names & kinds.get(allocated[name], set()) else set()
-    return len(copies)
-
-
-def mapping_kernels(code: str, mappings: Sequence[str]) -> int:
-    """How many kernel calls in the generated `code` take one of the graph inputs `mappings`.
-
-    Inductor keeps the names of graph inputs, so a call that reads one names it.
-    """
-    wanted = set(mappings)
-    return sum(not wanted.isdisjoint(names) for names in _called_with(code))
-
-
-def late_mapping_kernels(code: str, mappings: Sequence[str], caches: Sequence[str]) -> int:
-    """How many of those calls stand behind a call that takes one of the graph inputs `caches`."""
-    late, in_layers = 0, False
-    for names in _called_with(code):
-        late += in_layers and not names.isdisjoint(mappings)
-        in_layers = in_layers or not names.isdisjoint(caches)
-    return late
-
-
-def _called_with(code: str) -> Iterator[set[str]]:
-    """The names in the arguments of each kernel call, in the order of the calls.
-
-    Pieces have the names of the whole for what they are given.
-    """
-    body = _PIECE.sub(lambda call: _function(code, f"partition_{call[1]}"), _function(code, "call"))
-    for args in _kernel_arguments(body):
-        yield set(_NAME.findall(args))
-
-
-def _function(code: str, name: str) -> str:
-    """The text of a function or method of `code`, to the end where there is none."""
-    start = max(code.find(f"def {name}("), 0)
-    end = _TOP_LEVEL.search(code, code.find("\n", start) + 1)
-    return code[start : end.start() if end else None]
-
-
-def _kernel_arguments(code: str) -> Iterator[str]:
-    """The arguments of each call of a kernel in `code`."""
-    for match in _CALL.finditer(code):
-        if match["callee"] not in _NO_KERNELS:
-            yield match["args"]
-
-
-def partition_count(code: str) -> int | None:
-    """How many pieces the generated `code` was cut into; None where it was not cut."""
-    return len(_PARTITION.findall(code)) or None
-
-
-def _extent(shape: tuple[str, ...]) -> int | tuple[str, ...]:
-    """Elements, where all sizes are numbers: a copy may have another shape; else the sizes."""
-    if not all(size.isdigit() for size in shape):
-        return shape
-    total = 1
-    for size in shape:
-        total *= int(size)
-    return total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swa_compile.addresses import Layout, Output, Placement, layout
 from swa_compile.captures import Captures, Skip
+from swa_compile.ops.attention_calls import heard_attention
 from swa_compile.recording import CaptureError, Recorder
 
 T = TypeVar("T")
@@ -78,8 +79,10 @@ class Call:
     Attributes:
         states: of the pieces at this call's sizes.
         tokens: of the call, for reports.
+        label: of its bucket, for traces.
         recording: the pieces are to be recorded; else replayed.
         known: see `Known`; filled while recording.
+        steps: numbers of the pieces and launches of the operators between them, while recording.
         broken: from here on, nothing is where the recordings expect it.
     """
 
@@ -91,6 +94,7 @@ class Call:
         states: PieceStates,
         *,
         tokens: int | None,
+        label: str,
         recording: bool,
         known: Known,
     ) -> None:
@@ -100,8 +104,11 @@ class Call:
         self.skip = skip
         self.states = states
         self.tokens = tokens
+        self.label = label
+        self.profiled = recorder.profiled()
         self.recording = recording
         self.known = known
+        self.steps: list[int | Callable[[], None]] = []
         self.broken = False
         self.device = recorder.device
         self.borrow = recorder.borrow
@@ -127,6 +134,8 @@ class Call:
 
     def _enter_islands(self) -> None:
         self._islands.enter_context(self._recorder.islands(id(self.states)))
+        if self.recording:
+            self._islands.enter_context(heard_attention(self.steps.append, self.borrow))
 
 
 class Piece:
@@ -160,7 +169,10 @@ class Piece:
             call.broken = True
             return self.run(args)
         call.captures.copied_inputs += recording.placement.fill(args)
-        with traced(f"swa piece {self.index}, {_tokens(call.tokens)}"):
+        if call.profiled:
+            with traced(f"swa piece {self.index}, {call.label}"):
+                recording.replay()
+        else:
             recording.replay()
         outputs = recording.fresh.copy()
         for i, out in recording.passed:
@@ -190,6 +202,7 @@ class Piece:
             self._exclude(call, f"it cannot be captured ({error})")
             return self.run(args)
         replay()
+        call.steps.append(self.index)
         call.known.add([out for out in outputs if not any(out is a for a in args)])
         kept = [Output.keep(out, args, call.borrow) for out in outputs]
         fresh = [out.value for out in kept]
@@ -212,17 +225,5 @@ def _same_sizes(recording: PieceRecording, args: Sequence[Any]) -> bool:
 
 
 def traced(name: str) -> AbstractContextManager[object]:
-    """A span of that name where a profiler listens; nothing, and next to no time, where none does.
-
-    A replay shows as one nameless `cudaGraphLaunch` otherwise.
-    """
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        return torch.profiler.record_function(name)
-    return _NO_SPAN
-
-
-def _tokens(count: int | None) -> str:
-    return "sizes" if count is None else f"{count} token{'s' * (count != 1)}"
-
-
-_NO_SPAN: AbstractContextManager[object] = nullcontext()
+    """A span of that name in profiles, where a replay shows as one nameless launch otherwise."""
+    return torch.profiler.record_function(name)

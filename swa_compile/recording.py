@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from swa_compile.inductor import borrowed, end_failed_capture
+from swa_compile.inductor import borrowed, end_failed_capture, profiler_is_on
 
 T = TypeVar("T")
 
@@ -52,6 +52,12 @@ class Recorder(Protocol):
 
     def memory(self) -> int:
         """Bytes that recordings and islands hold."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """With the device current, that launches by the operators' own code go to."""
+
+    def profiled(self) -> bool:
+        """Whether a profiler listens, for which it is worth while to give names to replays."""
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
@@ -119,6 +125,12 @@ class CudaRecorder:
             for pool in pools
             for segment in torch.cuda.memory_snapshot(pool.id)
         )
+
+    def current(self) -> AbstractContextManager[None]:
+        return torch.cuda.device(self.device)
+
+    def profiled(self) -> bool:
+        return profiler_is_on()
 
     def _pool(self) -> _Pool:
         handle, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import swa_compile
-from swa_compile.inductor import late_mapping_kernels, mapping_kernels
+from swa_compile.generated_code import late_mapping_kernels, mapping_kernels
 from swa_compile.kv import HybridKVPool
 from swa_compile.models import HybridConfig, HybridTransformer
 

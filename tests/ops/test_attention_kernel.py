@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from swa_compile.ops.attention_reference import Keys
+from swa_compile.ops.attention_tuning import Device, Tuning, tuning_for
 
 attention_launch = pytest.importorskip(
     "swa_compile.ops.attention_launch", reason="needs Triton", exc_type=ImportError
 )
-Tuning = attention_launch.Tuning
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -219,13 +219,11 @@ def test_lengths_may_be_a_part_of_another_tensor(attention):
     torch.testing.assert_close(attention(call), want, atol=2e-5, rtol=1e-4)
 
 
-H200 = attention_launch.Device(132, 227 * 1024)
+H200 = Device(132, 227 * 1024)
 
 
 def sizes(tokens, requests, *, group=4, dims=(64, 64), window=None, capacity=8192, device=H200):
-    return attention_launch.tuning_for(
-        tokens, requests, 8, group, dims, 2, 1, capacity, window, device
-    )
+    return tuning_for(tokens, requests, 8, group, dims, 2, 1, capacity, window, device)
 
 
 @pytest.mark.parametrize("requests", [1, 16, 64, 256])
@@ -245,7 +243,7 @@ def test_few_requests_of_long_contexts_fill_the_card():
 @pytest.mark.parametrize(("tokens", "requests"), [(1, 1), (64, 64), (4096, 1), (4096, 8)])
 @pytest.mark.parametrize("group", [1, 4, 20, 128])
 def test_tiles_fit_the_shared_memory(dims, memory, tokens, requests, group):
-    device = attention_launch.Device(100, memory)
+    device = Device(100, memory)
     got = sizes(tokens, requests, dims=dims, group=group, device=device)
     for size in (got.rows, got.keys):
         assert size >= 16 and size & (size - 1) == 0
