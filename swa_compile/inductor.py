@@ -36,7 +36,7 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx
 
-    patches = config_patches(options, mode)
+    patches = {**_for_empty_batches(gm), **config_patches(options, mode)}
     with nullcontext() if wrap is None else _wrapped(wrap):
         return cast(Callable[..., Any], compile_fx(gm, example_inputs, config_patches=patches))
 
@@ -87,6 +87,32 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
         patches["custom_should_partition_ops"] = list(options.split_ops) if cut else []
     patches["post_grad_custom_pre_pass"] = pipeline(options)
     return patches
+
+
+def _for_empty_batches(gm: torch.fx.GraphModule) -> dict[str, Any]:
+    """Options without which a graph whose sizes are symbols could not be called with none of them.
+
+    Before torch 2.13, kernels that are tiled in two dimensions divide by the size of their grid.
+    """
+    from torch._inductor.runtime import triton_heuristics
+
+    tiled = getattr(triton_heuristics, "Grid2DWithYZOverflow", None)
+    if tiled is None or not any(
+        _has_symbols(node) for node in gm.graph.find_nodes(op="placeholder")
+    ):
+        return {}
+    with suppress(Exception):
+        grid = tiled({}, "python")
+        grid.generate({"XBLOCK": 1, "YBLOCK": 1})
+        if "if" in grid.y_grid:
+            return {}
+    return {"triton.max_tiles": 1}
+
+
+def _has_symbols(node: torch.fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 @dataclass
