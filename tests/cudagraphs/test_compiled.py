@@ -195,9 +195,13 @@ def test_a_number_on_the_host_that_changes_is_used(on_cpu):
             torch.testing.assert_close(compiled(x, factor), x * factor)
 
 
-def test_a_replaced_pool_of_the_model_renews_the_recordings(on_cpu):
-    """Row B51."""
-    model, compiled, reference, reports = run(decode, [4, 4, 4], cudagraphs="full")
+@pytest.mark.parametrize("guards", ["all", "none on modules"])
+def test_a_replaced_pool_of_the_model_renews_the_recordings(on_cpu, guards):
+    """Row B51, also where an engine leaves out the guards on its modules."""
+    options = {"cudagraphs": "full"}
+    if guards != "all":
+        options["guard_filter_fn"] = torch.compiler.skip_guard_on_all_nn_modules_unsafe
+    model, compiled, reference, reports = run(decode, [4, 4, 4], **options)
     old = [cache.clone() for cache in model.caches()]
     held = [cache.data for cache in model.caches()]
     for cache, other in zip(model.caches(), reference.caches(), strict=True):
