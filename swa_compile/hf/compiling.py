@@ -21,7 +21,7 @@ def compiles(backend: Any) -> bool:
 
 
 def compile_apart(
-    function: FunctionType, backend: Any, options: dict[str, Any] | None
+    function: Callable[..., Any], backend: Any, options: dict[str, Any] | None
 ) -> Callable[..., Any]:
     """`function`, compiled by `backend`; as it is where that compiles nothing.
 
@@ -32,6 +32,7 @@ def compile_apart(
         if options:
             raise ValueError(f"backend={backend!r} compiles nothing and takes no options")
         return function
+    assert isinstance(function, FunctionType)
     # Dynamo keeps compiled code by code object and gives up after a few: each caller has a code
     # object of its own. Sizes are marked, and nothing else is dynamic: what another forward was
     # called with is no reason to make a pool's size symbolic.
