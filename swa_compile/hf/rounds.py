@@ -81,13 +81,13 @@ class SpeculativeScheduler(Scheduler):
         if decodes and wanted < 1:
             return Turn(sequence, known, [], 0)
         pool = self.draft.pool
-        tokens = [*sequence.prompt, *sequence.new][pool.length(sequence.draft_row) :]
+        seen = pool.length(sequence.draft_row)
         # All new tokens of a request see the same chunk, where a layer is chunked.
         most = self.draft.longest_piece(sequence)
         bound = pool.piece_bound(sequence.draft_row)
         most = most if bound is None else min(most, bound)
-        lacking = tokens[:most]
-        if not decodes or len(lacking) < len(tokens):
+        lacking = sequence.after(seen, most)
+        if not decodes or seen + len(lacking) < len(sequence.prompt) + len(sequence.new):
             return Turn(sequence, known, lacking, 0)
         # The last draft goes to the target alone.
         drafts = min(wanted, self.draft.lookahead, most - len(lacking) + 1)

@@ -40,6 +40,11 @@ class Sequence:
         """All its tokens have been through the model: the last logits give the next."""
         return self.sent == len(self.prompt) + len(self.new)
 
+    def after(self, count: int, most: int) -> list[int]:
+        """Of its tokens, new ones included, those behind the first `count`, at most `most`."""
+        start, end = (max(place - len(self.prompt), 0) for place in (count, count + most))
+        return self.prompt[count : count + most] + self.new[start:end]
+
     def pending(self, most: int) -> list[int]:
         """The next tokens to send, at most `most`."""
         if self.new:

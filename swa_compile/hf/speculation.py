@@ -46,6 +46,7 @@ class SpeculativeGenerator(HybridGenerator):
         draft: the draft model: its `bridge`, `pool` and `reports`.
         acceptance: how many drafts were accepted.
         reports: of the target's graphs.
+        verify: what runs the target in each round; `forward` runs it in `prefill`.
 
     Raises:
         UnsupportedModel: one of the models cannot run over a pool, and why.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,7 +46,15 @@ def verify(
     source, lanes, counts = drafted.source, drafted.lanes, drafted.counts
     taken = drafted.drafts.flatten()[source.clamp_min(0)]
     ids = torch.where(source < 0, batch.input_ids, taken)
-    batch = replace(batch, input_ids=ids)
+    batch = ForwardBatch(
+        input_ids=ids,
+        positions=batch.positions,
+        out_cache_loc=batch.out_cache_loc,
+        page_table=batch.page_table,
+        seq_lens=batch.seq_lens,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        full_to_swa_index_mapping=batch.full_to_swa_index_mapping,
+    )
     logits = logits_of(model, layers, pool, batch, lanes.flatten())
     likely = logits.argmax(-1).view(lanes.shape)
     proposed = ids[lanes][:, 1:]
