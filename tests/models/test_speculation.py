@@ -102,6 +102,21 @@ def test_pools_too_small_for_all_make_the_others_wait(model):
     assert watch.forwards > alone / 2
 
 
+def test_slots_of_drafts_count_when_a_request_is_let_in():
+    """A window of 2 and 5 drafts take up to 8 SWA slots of the 20; 3 would do without drafts."""
+    target = families.build("gpt_oss", sliding_window=2)
+    ours = generator(target, target, draft_tokens=5, swa_tokens=20, max_requests=7)
+    together, propose = [], ours.draft.propose
+
+    def watched(turns):
+        together.append(len(turns))
+        return propose(turns)
+
+    ours.draft.propose = watched
+    compare(ours, [[5 + i] for i in range(7)])
+    assert max(together) == 2
+
+
 @pytest.mark.parametrize("limit", range(1, 12))
 def test_the_limit_is_reached_in_the_middle_of_accepted_drafts(model, limit):
     prompts = MANY[1:3]
