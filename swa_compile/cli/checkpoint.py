@@ -20,7 +20,12 @@ class Checkpoint:
 
     model: Any
     tokenizer: Any = None
-    notices: list[str] = field(default_factory=list)
+    weight_notices: list[str] = field(default_factory=list)
+    tokenizer_notices: list[str] = field(default_factory=list)
+
+    @property
+    def notices(self) -> list[str]:
+        return [*self.weight_notices, *self.tokenizer_notices]
 
     @classmethod
     def open(cls, path: str, dtype: str, seed: int, device: torch.device) -> Checkpoint:
@@ -45,7 +50,7 @@ class Checkpoint:
         if kind != "auto" and not isinstance(kind, torch.dtype):
             raise UsageError(f"--dtype {dtype} is no dtype of torch")
         transformers.utils.logging.disable_progress_bar()
-        notices = []
+        of_weights, of_tokenizer = [], []
         try:
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
             auto = transformers.AutoModelForCausalLM
@@ -54,7 +59,7 @@ class Checkpoint:
             if place.is_dir() and any(any(folder.glob(name)) for name in _WEIGHTS):
                 model = auto.from_pretrained(path, dtype=kind, local_files_only=True)
             else:
-                notices.append(f"NO WEIGHTS in {path}: they are RANDOM, and so is what follows")
+                of_weights.append(f"NO WEIGHTS in {path}: they are RANDOM, and so is what follows")
                 torch.manual_seed(seed)
                 chosen = {} if kind == "auto" else {"dtype": kind}
                 model = auto.from_config(config, **chosen)
@@ -64,8 +69,24 @@ class Checkpoint:
         if any((folder / name).is_file() for name in _TOKENIZER):
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         else:
-            notices.append(f"NO TOKENIZER in {path}: prompts are token ids, or bytes")
-        return cls(model.eval().to(device), tokenizer, notices)
+            of_tokenizer.append(f"NO TOKENIZER in {path}: prompts are token ids, or bytes")
+        return cls(model.eval().to(device), tokenizer, of_weights, of_tokenizer)
+
+    def refuse_another_vocabulary(self, other: Checkpoint) -> None:
+        """Raise where `other` is known to call tokens by other ids.
+
+        Raises:
+            UsageError: with a token that the two tokenizers have different ids for.
+        """
+        if self.tokenizer is None or other.tokenizer is None:
+            return
+        ours, theirs = self.tokenizer.get_vocab(), other.tokenizer.get_vocab()
+        for token in sorted(ours.keys() | theirs.keys()):
+            if ours.get(token) != theirs.get(token):
+                raise UsageError(
+                    f"the draft model has another vocabulary: token {token!r} is "
+                    f"{theirs.get(token)} there and {ours.get(token)} in the model"
+                )
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`.

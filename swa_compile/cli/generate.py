@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +35,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="TEXT",
         help="text, or token ids ('5 17 3') where there is no tokenizer; may be given repeatedly",
     )
+    parser.add_argument(
+        "--draft",
+        metavar="PATH",
+        help="a smaller model with the same vocabulary, as --model takes it: it proposes tokens, "
+        "and the model verifies several at once (speculative decoding; the same tokens, sooner)",
+    )
+    parser.add_argument(
+        "--draft-tokens", type=int, metavar="N", help="most tokens to draft at a time (4)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64, help="per prompt (64)")
     parser.add_argument("--max-tokens", type=int, help="pool size (default: what the prompts take)")
     parser.add_argument("--max-requests", type=int, help="that run at once (all)")
@@ -53,22 +63,31 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UsageError: the model, a prompt or an option cannot be used, and why.
     """
-    for name in ("max_new_tokens", "max_tokens", "max_requests", "page_size"):
+    for name in ("max_new_tokens", "max_tokens", "max_requests", "page_size", "draft_tokens"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is at least 1; got {value}")
+    if args.draft is None and args.draft_tokens is not None:
+        raise UsageError("--draft-tokens says how much a --draft proposes, and there is none")
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    checkpoint = Checkpoint.open(args.model, args.dtype, args.seed, chosen_device(args.device))
-    for line in checkpoint.notices:
+    device = chosen_device(args.device)
+    checkpoint = Checkpoint.open(args.model, args.dtype, args.seed, device)
+    draft = None
+    if args.draft is not None:
+        draft = Checkpoint.open(args.draft, args.dtype, args.seed, device)
+        checkpoint.refuse_another_vocabulary(draft)
+    for line in [*checkpoint.notices, *(draft.weight_notices if draft is not None else [])]:
         console.print(line, style="bold yellow")
     prompts = [checkpoint.encode(text) for text in args.prompt]
 
-    from swa_compile.hf import HybridGenerator, Token
+    from swa_compile.hf import Token
 
     lengths = [len(prompt) + args.max_new_tokens + args.page_size for prompt in prompts]
     try:
-        generator = HybridGenerator(
+        generator = _generator(
             checkpoint.model,
+            None if draft is None else draft.model,
+            args.draft_tokens or 4,
             max_tokens=args.max_tokens or sum(lengths),
             max_requests=args.max_requests or len(prompts),
             max_context=max(lengths),
@@ -102,24 +121,47 @@ def run(args: argparse.Namespace) -> None:
     console.print(_report(generator, times))
 
 
+def _generator(model: Any, draft: Any, draft_tokens: int, **options: Any) -> Any:
+    from swa_compile.hf import HybridGenerator, SpeculativeGenerator
+
+    if draft is None:
+        return HybridGenerator(model, **options)
+    return SpeculativeGenerator(model, draft, draft_tokens=draft_tokens, **options)
+
+
 def _report(generator: Any, times: list[float]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 2))
-    reports = generator.reports
-    if reports:
-        found = " and ".join(str(n) for n in sorted({r.translations_found for r in reports}))
-        nodes = max(report.translation_nodes for report in reports)
-        table.add_row("translations per forward", f"{found} -> {nodes} node{'s' * (nodes != 1)}")
-        lowered = sum(report.stores_lowered for report in reports)
-        table.add_row("KV stores lowered", f"{lowered} of {sum(r.stores_found for r in reports)}")
-        table.add_row("graphs compiled", str(len(reports)))
+    _add_graphs(table, generator.reports, "")
+    draft = getattr(generator, "draft", None)
+    if draft is not None:
+        _add_graphs(table, draft.reports, "draft: ")
+        counts = generator.acceptance
+        share = f"{counts.accepted} of {counts.drafted} ({counts.rate:.0%})"
+        table.add_row("draft tokens accepted", share)
+        table.add_row("mean acceptance length", f"{counts.mean_length:.2f} tokens a verification")
     table.add_row("tokens", _rate(times))
     pool = generator.pool
     held = sum(pool.nbytes().values())
     table.add_row("pool", f"{_bytes(held)} for {pool.full_tokens} tokens")
+    if draft is not None:
+        own = sum(draft.pool.nbytes().values())
+        table.add_row("draft: pool", f"{_bytes(own)} for {draft.pool.full_tokens} tokens")
     table.add_row("if every layer kept all", _bytes(pool.full_only_nbytes()))
     gain = pool.full_tokens / max(1, pool.full_only_tokens())
     table.add_row("tokens per byte", f"{gain:.2f} times those of a full-only pool")
     return table
+
+
+def _add_graphs(table: Table, reports: Sequence[Any], whose: str) -> None:
+    if reports:
+        found = " and ".join(str(n) for n in sorted({r.translations_found for r in reports}))
+        nodes = max(report.translation_nodes for report in reports)
+        nodes_of = f"{found} -> {nodes} node{'s' * (nodes != 1)}"
+        table.add_row(f"{whose}translations per forward", nodes_of)
+        lowered = sum(report.stores_lowered for report in reports)
+        stores = sum(report.stores_found for report in reports)
+        table.add_row(f"{whose}KV stores lowered", f"{lowered} of {stores}")
+        table.add_row(f"{whose}graphs compiled", str(len(reports)))
 
 
 def _rate(times: list[float]) -> str:

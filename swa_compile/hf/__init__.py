@@ -11,5 +11,14 @@ from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.families import FAMILIES
 from swa_compile.hf.generator import HybridGenerator, Token
 from swa_compile.hf.sampling import Sampling
+from swa_compile.hf.speculation import SpeculativeGenerator
 
-__all__ = ["FAMILIES", "Bridge", "HybridGenerator", "Sampling", "Token", "UnsupportedModel"]
+__all__ = [
+    "FAMILIES",
+    "Bridge",
+    "HybridGenerator",
+    "Sampling",
+    "SpeculativeGenerator",
+    "Token",
+    "UnsupportedModel",
+]

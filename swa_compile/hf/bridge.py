@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swa_compile.hf.attention import KEYWORD, PagedAttention
+from swa_compile.hf.compiling import LEAST, compile_apart, compiles, mark_dynamic
 from swa_compile.hf.errors import naming
 from swa_compile.hf.families import is_tested
 from swa_compile.hf.layers import AttentionLayer
@@ -83,55 +83,41 @@ class Forward:
         options: dict[str, Any] | None = None,
     ) -> None:
         self.bridge, self.pool = bridge, pool
-        self.compiled = backend not in (None, "eager")
-        if options and not self.compiled:
-            raise ValueError(f"backend={backend!r} compiles nothing and takes no options")
-        self._call: Any = last_logits
-        if self.compiled:
-            # Dynamo keeps compiled code by code object and gives up after a few: each forward
-            # has a code object of its own. Sizes are marked, and nothing else is dynamic: what
-            # another forward was called with is no reason to make a pool's size symbolic.
-            own = FunctionType(last_logits.__code__.replace(), last_logits.__globals__)
-            self._call = torch.compile(
-                own, backend=backend, options=options, fullgraph=True, dynamic=False
-            )
+        self.compiled = compiles(backend)
+        self._call = compile_apart(last_logits, backend, options)
 
     @torch.no_grad()
     def __call__(self, batch: ForwardBatch) -> Tensor:
         bridge = self.bridge
         requests = len(batch.seq_lens)
         if self.compiled:
-            batch = batch.pad(max(len(batch.input_ids), _LEAST), max(requests, _LEAST))
-            _mark_dynamic(batch)
+            batch = batch.pad(max(len(batch.input_ids), LEAST), max(requests, LEAST))
+            mark_dynamic(batch)
         with attached(bridge.configs):
             logits: Tensor = self._call(bridge.model, bridge.layers, self.pool, batch)
         return logits[:requests]
-
-
-# Sizes of 0 and 1 are compiled apart from others, so smaller batches are padded.
-_LEAST = 2
-
-
-def _mark_dynamic(batch: ForwardBatch) -> None:
-    """One graph serves every number of tokens and requests from `_LEAST` on.
-
-    With `swa_compile.mark_sizes` nothing at all would be known of the sizes, which some models do
-    not compile with (DeepSeek V4's reshapes, Gemma 3n's products in Inductor).
-    """
-    for name, tensor in vars(batch).items():
-        if name != "full_to_swa_index_mapping":
-            torch._dynamo.mark_dynamic(tensor, 0)
 
 
 def last_logits(
     model: Any, layers: tuple[AttentionLayer, ...], pool: HybridKVPool, batch: ForwardBatch
 ) -> Tensor:
     """Logits `[B, vocab]` of the last token of each request of `batch`, which is not empty."""
+    return logits_of(model, layers, pool, batch, batch.last_tokens())
+
+
+def logits_of(
+    model: Any,
+    layers: tuple[AttentionLayer, ...],
+    pool: HybridKVPool,
+    batch: ForwardBatch,
+    tokens: Tensor,
+) -> Tensor:
+    """Logits `[M, vocab]` of those of the N tokens of `batch` that `tokens`, int64 `[M]`, names."""
     out = model(
         input_ids=batch.input_ids.unsqueeze(0),
         position_ids=batch.positions.unsqueeze(0),  # never left out: the model would count from 0
         use_cache=False,
-        logits_to_keep=batch.last_tokens(),
+        logits_to_keep=tokens,
         **{KEYWORD: PagedAttention(batch, pool, layers)},
     )
     logits: Tensor = out.logits.squeeze(0)

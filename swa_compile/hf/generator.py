@@ -13,6 +13,7 @@ from torch import Tensor
 from swa_compile.collecting import collect
 from swa_compile.hf.bridge import Bridge, Forward
 from swa_compile.hf.progress import token_progress
+from swa_compile.hf.room import Room, chunk_for
 from swa_compile.hf.sampling import Sampling
 from swa_compile.hf.scheduler import Scheduler
 from swa_compile.hf.scheduler import Sequence as Running
@@ -59,6 +60,9 @@ class HybridGenerator:
         ValueError, TypeError: for the other arguments.
     """
 
+    # Tokens beyond the next one that a decoding request may take in a forward.
+    lookahead = 0
+
     def __init__(
         self,
         model: Any,
@@ -79,9 +83,10 @@ class HybridGenerator:
             max_context=max_context,
             page_size=page_size,
             swa_tokens=swa_tokens,
+            max_extend=1 + self.lookahead,
         )
         self.reports: list[GraphReport] = []
-        self.chunk = self._chunk(chunk)
+        self.chunk = chunk_for(self.pool, chunk)
         self.forward = Forward(self.bridge, self.pool, backend, options)
         # Of every batch, so that its shape does not change with the lengths of the requests.
         self.width = -(-self.pool.max_context // page_size)
@@ -176,10 +181,7 @@ class HybridGenerator:
 
     def _steps(self, scheduler: Scheduler) -> Iterator[tuple[Running, Tensor]]:
         """Forward after forward; each sequence that waits for a token, with its logits."""
-        if self._running:
-            raise RuntimeError("this generator is running already: its pool serves one run at once")
-        self._running = True
-        try:
+        with self._running_alone(scheduler):
             while pieces := scheduler.pieces():
                 rows = [(sequence.row, ids) for sequence, ids in pieces]
                 batch = self.pool.batch(rows, width=self.width)  # type: ignore[arg-type]
@@ -189,6 +191,15 @@ class HybridGenerator:
                     sequence.sent += len(ids)
                     if sequence.waits_for_token:
                         yield sequence, logits[row]
+
+    @contextmanager
+    def _running_alone(self, scheduler: Scheduler) -> Iterator[None]:
+        """The one run that there is at a time; what it holds is given back at its end."""
+        if self._running:
+            raise RuntimeError("this generator is running already: its pool serves one run at once")
+        self._running = True
+        try:
+            yield
         finally:
             scheduler.clear()
             self._running = False
@@ -203,35 +214,23 @@ class HybridGenerator:
     # ---- arguments --------------------------------------------------------------------------
 
     def _scheduler(self, prompts: Sequence[Sequence[int]], limit: int) -> Scheduler:
-        scheduler = Scheduler(self.pool, self.chunk)
+        scheduler = self._empty_scheduler()
         vocab = self.bridge.model.get_input_embeddings().weight.shape[0]
         for index, prompt in enumerate(prompts):
             ids = [_token_id(index, i, vocab) for i in prompt]
             if not ids:
                 raise ValueError(f"prompt {index} is empty: there is nothing to continue")
-            sequence = Running(index, ids, limit)
-            scheduler.refuse_what_never_fits(sequence)
-            scheduler.add(sequence)
+            scheduler.add(Running(index, ids, limit))
         return scheduler
+
+    def _empty_scheduler(self) -> Scheduler:
+        return Scheduler(Room(self.pool, self.chunk))
 
     def _eos(self) -> set[int]:
         eos = self.bridge.model.generation_config.eos_token_id
         if eos is None:
             return set()
         return set(eos) if isinstance(eos, (list, tuple)) else {int(eos)}
-
-    def _chunk(self, chunk: int | None) -> int:
-        if chunk is not None:
-            if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-                raise ValueError(f"chunk is an int of at least 1; got {chunk!r}")
-            return chunk
-        window = self.pool.window
-        if window is None:
-            return 512
-        # The bound on SWA pages rises by one page per page: solved for what fits.
-        pages = self.pool.swa_tokens // self.pool.page_size
-        fits = (pages - 1) * self.pool.page_size - (window - 1)
-        return max(1, min(window, fits))
 
 
 def _token_id(prompt: int, value: Any, vocab: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from swa_compile.kv import HybridKVPool
+from swa_compile.hf.room import Room
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Sequence:
         new: those there are.
         sent: tokens that have been through the model.
         row: its request in the pool, while it runs.
+        draft_row: its request in the pool of a draft model, while it runs and there is one.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Sequence:
     new: list[int] = field(default_factory=list)
     sent: int = 0
     row: int | None = None
+    draft_row: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -38,6 +40,11 @@ class Sequence:
         """All its tokens have been through the model: the last logits give the next."""
         return self.sent == len(self.prompt) + len(self.new)
 
+    def after(self, count: int, most: int) -> list[int]:
+        """Of its tokens, new ones included, those behind the first `count`, at most `most`."""
+        start, end = (max(place - len(self.prompt), 0) for place in (count, count + most))
+        return self.prompt[count : count + most] + self.new[start:end]
+
     def pending(self, most: int) -> list[int]:
         """The next tokens to send, at most `most`."""
         if self.new:
@@ -48,48 +55,34 @@ class Sequence:
 class Scheduler:
     """Runs sequences over a pool, first come first served.
 
-    A sequence is let in when the pool has room for all that it may still take, so none that runs
+    A sequence is let in when there is room for all that it may still take, so none that runs
     ever runs out of slots; the others wait. A long prompt goes in by chunks, beside the decode
     steps of the others.
 
     Args:
-        pool: whose requests are all its own.
-        chunk: prompt tokens of a sequence per forward.
+        room: of the pool, whose requests are all its own.
     """
 
-    def __init__(self, pool: HybridKVPool, chunk: int) -> None:
-        self.pool = pool
-        self.chunk = chunk
+    def __init__(self, room: Room) -> None:
+        self.pool = room.pool
+        self.chunk = room.chunk
+        self.rooms = [room]
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._full_pages = pool.full_tokens // pool.page_size
-        self._swa_pages = pool.swa_tokens // pool.page_size
-
-    def refuse_what_never_fits(self, sequence: Sequence) -> None:
-        """Raise where the pool is too small for `sequence` alone.
-
-        Raises:
-            ValueError: with what it needs and what there is.
-        """
-        pool, size = self.pool, self.pool.page_size
-        full, swa = self._pages(sequence)
-        name = f"prompt {sequence.index} ({len(sequence.prompt)} tokens, {sequence.limit} new)"
-        if sequence.tokens > pool.max_context or full > self._full_pages:
-            capacity = min(pool.max_context, pool.full_tokens)
-            raise ValueError(f"{name} takes {sequence.tokens} slots; the pool has {capacity}")
-        if swa > self._swa_pages:
-            raise ValueError(f"{name} takes {swa * size} SWA slots; the pool has {pool.swa_tokens}")
 
     def add(self, sequence: Sequence) -> None:
-        """Put `sequence` at the end of the queue."""
+        """Put `sequence` at the end of the queue.
+
+        Raises:
+            ValueError: it could never run, with what it needs and what there is.
+        """
+        for room in self.rooms:
+            room.refuse_what_never_fits(sequence)
         self.waiting.append(sequence)
 
     def pieces(self) -> list[tuple[Sequence, list[int]]]:
         """The next forward: who takes part, with which tokens. Lets in whoever fits."""
-        while self.waiting and self._has_room(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            sequence.row = self.pool.open()
-            self.running.append(sequence)
+        self.admit()
         pieces = []
         for sequence in self.running:
             assert sequence.row is not None
@@ -97,6 +90,19 @@ class Scheduler:
             most = self.chunk if bound is None else min(self.chunk, bound)
             pieces.append((sequence, sequence.pending(most)))
         return pieces
+
+    def admit(self) -> None:
+        """Let in whoever fits, in order."""
+        while self.waiting and all(
+            room.fits([*self.running, self.waiting[0]]) for room in self.rooms
+        ):
+            sequence = self.waiting.popleft()
+            self.open(sequence)
+            self.running.append(sequence)
+
+    def open(self, sequence: Sequence) -> None:
+        """Make it a request of the pool."""
+        sequence.row = self.pool.open()
 
     def finish(self, sequence: Sequence) -> None:
         """Give back what `sequence` holds."""
@@ -110,20 +116,3 @@ class Scheduler:
         self.waiting.clear()
         for sequence in list(self.running):
             self.finish(sequence)
-
-    def _pages(self, sequence: Sequence) -> tuple[int, int]:
-        """Full and SWA pages that `sequence` holds at most."""
-        full = -(-sequence.tokens // self.pool.page_size)
-        if self.pool.window is None:
-            return full, 0
-        longest_piece = min(self.chunk, max(len(sequence.prompt), 1))
-        return full, min(full, self.pool.swa_pages_bound(longest_piece))
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        if len(self.running) == self.pool.max_requests:
-            return False
-        full, swa = self._pages(sequence)
-        for other in self.running:
-            taken = self._pages(other)
-            full, swa = full + taken[0], swa + taken[1]
-        return full <= self._full_pages and swa <= self._swa_pages

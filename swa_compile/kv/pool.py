@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from swa_compile.kv.batch import ForwardBatch, refuse_to_shrink
+from swa_compile.kv.host import on_device, to_device
 from swa_compile.kv.invariants import check
 from swa_compile.kv.layer_spec import LayerSpec
 from swa_compile.kv.requests import Request
@@ -32,8 +33,10 @@ class HybridKVPool(nn.Module):
         max_requests: requests that can be open at once.
         max_context: tokens that one request can have; default `max_tokens`.
         swa_tokens: capacity of the SWA pool, rounded up to whole pages. The default suffices for
-            `max_requests` requests that extend by up to a window of tokens at a time.
+            `max_requests` requests that extend by up to a window of tokens at a time, or by
+            `max_extend`, if that is more.
         page_size: tokens per page.
+        max_extend: see `swa_tokens`.
         dtype, device: of the caches.
 
     Raises:
@@ -53,6 +56,7 @@ class HybridKVPool(nn.Module):
         max_context: int | None = None,
         swa_tokens: int | None = None,
         page_size: int = 1,
+        max_extend: int = 1,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -65,6 +69,7 @@ class HybridKVPool(nn.Module):
             "max_requests": max_requests,
             "max_context": max_context,
             "page_size": page_size,
+            "max_extend": max_extend,
             "swa_tokens": 1 if swa_tokens is None else swa_tokens,
         }
         for name, value in sizes.items():
@@ -92,7 +97,7 @@ class HybridKVPool(nn.Module):
                 f"tokens in pages of {page_size}"
             )
         self._full = PageList("full", full_pages)
-        self._swa = PageList("SWA", self._swa_page_count(swa_tokens))
+        self._swa = PageList("SWA", self._swa_page_count(swa_tokens, max_extend))
         self._requests: dict[int, Request] = {}
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
@@ -236,6 +241,38 @@ class HybridKVPool(nn.Module):
         pages = self._evict({request: self._request(request)})
         return pages * self.page_size
 
+    def truncate(self, lengths: Mapping[int, int]) -> None:
+        """Take the last tokens of requests back, so that `lengths` of them are left, and free them.
+
+        What a later query sees is still there: tokens that were evicted do not come back, so a
+        request goes back as far as the length at which it was last extended by `batch`, and no
+        further than its windows allow.
+
+        Raises:
+            ValueError: a request has fewer tokens, or the next query would see an evicted one.
+            TypeError: a length is no integer. KeyError: there is no such request. Nothing was
+                changed then.
+        """
+        wanted = {request: index(length) for request, length in lengths.items()}
+        for request, length in wanted.items():
+            self._refuse_to_truncate(request, length)
+        dropped: list[int] = []
+        rows: list[int] = []
+        places: list[int] = []
+        for request, length in wanted.items():
+            state = self._requests[request]
+            rows += [request] * (state.length - length)
+            places += range(length, state.length)
+            full_pages, swa_pages = state.truncate(length, self.page_size)
+            self._full.give(reversed(full_pages))
+            self._swa.give(reversed(swa_pages))
+            dropped += full_pages
+        if not rows:
+            return
+        self._map(dropped, [0] * len(dropped))
+        where = (self._tensor(rows, torch.int64), self._tensor(places, torch.int64))
+        self.req_to_token.index_put_(where, self.req_to_token.new_zeros(()))
+
     def close(self, request: int) -> None:
         """End `request` and free all its slots.
 
@@ -328,12 +365,13 @@ class HybridKVPool(nn.Module):
 
     # ---- bookkeeping ------------------------------------------------------------------------
 
-    def _swa_page_count(self, swa_tokens: int | None) -> int:
+    def _swa_page_count(self, swa_tokens: int | None, max_extend: int) -> int:
         if self.window is None:
             return 0
         if swa_tokens is not None:
             return -(-swa_tokens // self.page_size)
-        return min(self._full.pages, self.max_requests * self.swa_pages_bound(self.window))
+        pages = self.swa_pages_bound(max(self.window, max_extend))
+        return min(self._full.pages, self.max_requests * pages)
 
     def _request(self, request: int) -> Request:
         if request not in self._requests:
@@ -410,6 +448,19 @@ class HybridKVPool(nn.Module):
                     f"tokens free; {wanted} were wanted"
                 )
 
+    def _refuse_to_truncate(self, request: int, length: int) -> None:
+        state = self._request(request)
+        if not 0 <= length <= state.length:
+            raise ValueError(
+                f"request {request} has {state.length} tokens and cannot go back to {length}"
+            )
+        seen = self.first_seen(length)
+        if seen < state.evicted * self.page_size:
+            raise ValueError(
+                f"request {request} cannot go back to {length} tokens: its next query would see "
+                f"position {seen}, which is evicted"
+            )
+
     def _evict(self, states: Mapping[int, Request]) -> int:
         if self.window is None:
             return 0
@@ -431,16 +482,9 @@ class HybridKVPool(nn.Module):
         full = torch.tensor(full_pages, device="cpu")[:, None] * self.page_size + offsets
         page = torch.tensor(swa_pages, device="cpu")[:, None]
         swa = torch.where(page == 0, 0, page * self.page_size + offsets)
-        where, values = self._to_device(full.flatten()), self._to_device(swa.flatten())
+        device = self.full_to_swa_index_mapping.device
+        where, values = to_device(full.flatten(), device), to_device(swa.flatten(), device)
         self.full_to_swa_index_mapping.index_put_((where,), values)
 
     def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
-        # The caller's default device, if one is set, is not where the host's lists are.
-        return self._to_device(torch.tensor(values, dtype=dtype, device="cpu"))
-
-    def _to_device(self, host: Tensor) -> Tensor:
-        device = self.full_to_swa_index_mapping.device
-        if device.type != "cuda":  # no other kind is known to have pinned memory
-            return host.to(device)
-        # From pinned memory the copy runs on the stream and the host does not wait for it.
-        return host.pin_memory().to(device, non_blocking=True)
+        return on_device(values, dtype, self.full_to_swa_index_mapping.device)

@@ -40,3 +40,11 @@ class Request:
             pages[position // page_size] * page_size + position % page_size
             for position in range(start, start + count)
         ]
+
+    def truncate(self, length: int, page_size: int) -> tuple[list[int], list[int]]:
+        """Go back to `length` tokens; the full and SWA pages that are free by that."""
+        pages = -(-length // page_size)
+        full, swa = self.full_pages[pages:], self.swa_pages[pages - self.evicted :]
+        del self.full_pages[pages:], self.swa_pages[pages - self.evicted :]
+        self.length = length
+        return full, swa

@@ -190,6 +190,25 @@ class Lives(RuleBasedStateMachine):
         assert self.pool.evict(request) == self.book.evict(request)
         assert self.pool.evict(request) == 0
 
+    @precondition(has_requests)
+    @rule(data=st.data())
+    def truncate(self, data):
+        """Back by some tokens, unless the next query would see what is evicted."""
+        book, lengths, words = self.book, {}, None
+        for request in self.chosen(data):
+            there = book.length(request)
+            length = data.draw(st.integers(max(0, there - self.page - 15), there))
+            lengths[request] = length
+            if book.window is not None and max(0, length - book.window + 1) < book.gone[request]:
+                words = "its next query would see position"
+        if words is not None:
+            self.refused(ValueError, lambda: self.pool.truncate(lengths), words)
+            return
+        self.pool.truncate(lengths)
+        for request, length in lengths.items():
+            assert self.pool.length(request) == length
+            del book.full[request][length:], book.swa[request][length:]
+
     def chosen(self, data):
         requests = st.sampled_from(sorted(self.book.full))
         return data.draw(st.lists(requests, unique=True, max_size=REQUESTS))

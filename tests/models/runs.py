@@ -30,7 +30,7 @@ def poison(pool):
             ("full", request.full_pages, 0),
             ("swa", request.swa_pages, request.evicted * size),
         ):
-            for position in range(first, request.length):
+            for position in range(first, request.length if pages else 0):
                 page = pages[position // size - first // size]
                 owned[kind].add(page * size + position % size)
     for i, spec in enumerate(pool.layers):

@@ -60,6 +60,45 @@ def test_a_checkpoint_continues_a_text_as_transformers_does(folder, capsys):
     assert f"{27 / swa:.2f} times those of a full-only pool" in out
 
 
+def test_a_draft_changes_the_speed_and_not_the_text(folder, tmp_path, capsys):
+    arguments = ("--model", folder, "--prompt", TEXT, "--max-new-tokens", 20)
+    assert generate(*arguments, "--backend", "eager") == 0
+    want = capsys.readouterr().out.splitlines()[0]
+    draft = ("--draft", folder, "--draft-tokens", 3)
+    assert generate(*arguments, *draft, "--backend", "swa_eager") == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == want
+    # One token by the prompt; 19 by 4 rounds of 4 and one of 3.
+    assert re.search(r"draft tokens accepted +14 of 14 \(100%\)", out)
+    assert re.search(r"mean acceptance length +3\.80 tokens", out)
+    assert re.search(r"^ *translations per forward +8 -> 1 node", out, re.MULTILINE)
+    assert re.search(r"draft: translations per forward +8 and 24 -> 1 node", out)
+    assert re.search(r"draft: pool +[\d.]+ KiB for 27 tokens", out)
+    # A configuration alone proposes at random.
+    random = families.build("mistral", num_hidden_layers=1, sliding_window=3)
+    random.config.save_pretrained(tmp_path)
+    assert generate(*arguments, "--draft", tmp_path, "--backend", "eager") == 0
+    out = capsys.readouterr().out
+    assert f"NO WEIGHTS in {tmp_path}" in out and "NO TOKENIZER" not in out
+    assert want in out.splitlines()
+
+
+def test_a_draft_whose_tokenizer_has_other_ids_is_one_line(folder, tmp_path, capsys):
+    from transformers import AutoTokenizer
+
+    families.build("mistral", num_hidden_layers=1).config.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    saved = (tmp_path / "tokenizer.json").read_text()
+    assert '"a": 68' in saved and '"b": 69' in saved
+    swapped = saved.replace('"a": 68', '"a": 69').replace('"b": 69', '"b": 68')
+    (tmp_path / "tokenizer.json").write_text(swapped)
+    arguments = ("--model", folder, "--prompt", TEXT, "--backend", "eager")
+    assert generate(*arguments, "--draft", tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "another vocabulary: token 'a' is 69 there and 68 in the model" in error
+    assert error.count("\n") == 1
+
+
 def test_a_configuration_alone_gives_random_weights_and_says_so(tmp_path, capsys):
     config = families.build("gemma3_text").config
     config.vocab_size = 256
@@ -83,6 +122,8 @@ def test_a_configuration_alone_gives_random_weights_and_says_so(tmp_path, capsys
     [
         (["--prompt", "1"], "there is no 'MODEL' here; models are not downloaded"),
         (["--prompt", "1", "--page-size", "0"], "--page-size is at least 1; got 0"),
+        (["--prompt", "1", "--draft-tokens", "0"], "--draft-tokens is at least 1; got 0"),
+        (["--prompt", "1", "--draft-tokens", "3"], "a --draft proposes, and there is none"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments, words, tmp_path, capsys):
@@ -113,6 +154,10 @@ def test_an_unsupported_model_is_one_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "doge (DogeForCausalLM): its layers add a learned mask" in error
     assert error.count("\n") == 1
+    families.build("mistral").config.save_pretrained(model := tmp_path / "mistral")
+    assert generate("--model", model, "--draft", tmp_path, "--prompt", "1 2") == 2
+    error = capsys.readouterr().err
+    assert "as a draft model: doge (DogeForCausalLM)" in error and error.count("\n") == 1
 
 
 def test_a_folder_without_a_configuration_is_one_line(tmp_path, capsys):

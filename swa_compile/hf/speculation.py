@@ -1,0 +1,201 @@
+"""Speculative decoding: a draft model proposes tokens, the target verifies them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from swa_compile.hf.acceptance import Acceptance
+from swa_compile.hf.drafting import Draft
+from swa_compile.hf.errors import UnsupportedModel, naming
+from swa_compile.hf.generator import HybridGenerator, Token
+from swa_compile.hf.refusals import refuse
+from swa_compile.hf.room import Room
+from swa_compile.hf.rounds import SpeculativeScheduler
+from swa_compile.hf.sampling import Sampling
+from swa_compile.hf.scheduler import Scheduler, Sequence
+from swa_compile.hf.verification import Verdict, Verification
+
+# Embeddings of one vocabulary are padded to sizes that differ by no more than this.
+_PADDING = 128
+
+
+class SpeculativeGenerator(HybridGenerator):
+    """A `HybridGenerator` that has a draft model propose tokens (arXiv:2211.17192).
+
+        generator = SpeculativeGenerator(model, draft, draft_tokens=4, max_tokens=4096,
+                                         max_requests=8)
+
+    In each round the draft model continues each request by up to `draft_tokens` tokens, greedily
+    and in one compiled graph; one forward of the target verifies them all. What it generates is
+    what `HybridGenerator` generates with the target alone: the same tokens when greedy, and when
+    sampling, as far as rounding does not decide, the same tokens of the same seed.
+
+    Args:
+        model: the target, in eval mode.
+        draft: a smaller causal language model with the same vocabulary, on the same device. It
+            may be of another family. Its embeddings may be padded to another size.
+        draft_tokens: most tokens to draft per request and round.
+        others: as in `HybridGenerator`. The draft model has a pool of its own for as many tokens
+            and requests; `swa_tokens` is the target's, and `chunk` is of both.
+
+    Attributes:
+        draft: the draft model: its `bridge`, `pool` and `reports`.
+        acceptance: how many drafts were accepted.
+        reports: of the target's graphs.
+        verify: what runs the target in each round; `forward` runs it in `prefill`.
+
+    Raises:
+        UnsupportedModel: one of the models cannot run over a pool, and why.
+        ValueError, TypeError: the models do not fit together, or for the other arguments.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        draft: Any,
+        *,
+        draft_tokens: int = 4,
+        max_tokens: int,
+        max_requests: int,
+        page_size: int = 1,
+        swa_tokens: int | None = None,
+        backend: Any = "swa",
+        options: dict[str, Any] | None = None,
+        max_context: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        if isinstance(draft_tokens, bool) or not isinstance(draft_tokens, int):
+            raise TypeError(f"draft_tokens is an int; got {draft_tokens!r}")
+        if draft_tokens < 1:
+            raise ValueError(f"draft_tokens is at least 1; got {draft_tokens}")
+        with naming(model):
+            refuse(model)
+        with _as_draft(), naming(draft):
+            refuse(draft)
+        _refuse_pair(model, draft)
+        self.lookahead = draft_tokens
+        super().__init__(
+            model,
+            max_tokens=max_tokens,
+            max_requests=max_requests,
+            page_size=page_size,
+            swa_tokens=swa_tokens,
+            backend=backend,
+            options=options,
+            max_context=max_context,
+            chunk=chunk,
+        )
+        with _as_draft():
+            self.draft = Draft(
+                draft,
+                tokens=draft_tokens,
+                vocab=_vocab(model),
+                chunk=chunk,
+                backend=backend,
+                options=options,
+                max_tokens=max_tokens,
+                max_requests=max_requests,
+                max_context=self.pool.max_context,
+                page_size=page_size,
+            )
+        self.acceptance = Acceptance()
+        self.verify = Verification(
+            self.bridge, self.pool, draft_tokens, self.width, backend, options
+        )
+
+    def _empty_scheduler(self) -> SpeculativeScheduler:
+        return SpeculativeScheduler(Room(self.pool, self.chunk, self.lookahead), self.draft.room)
+
+    def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
+        assert isinstance(scheduler, SpeculativeScheduler)
+        random: dict[int, torch.Generator] = {}
+        with self._running_alone(scheduler):
+            while turns := scheduler.turns():
+                drafts = self.draft.propose(turns)
+                with self.collecting():
+                    verdicts = self.verify(turns, drafts)
+                tokens: list[Token] = []
+                decoding: list[Sequence] = []
+                for turn, verdict in zip(turns, verdicts, strict=True):
+                    sequence = turn.sequence
+                    sequence.sent += len(turn.known)
+                    if not sequence.waits_for_token:
+                        continue  # more of its prompt comes first
+                    if sequence.index not in random:
+                        random[sequence.index] = sampling.random(sequence.index)
+                    chosen = _chosen(verdict, sampling, random[sequence.index])
+                    new = _up_to_the_end(sequence, chosen, ends)
+                    self.acceptance.add(turn.drafts, min(len(new), verdict.accepted))
+                    tokens += new
+                    if new[-1].last:
+                        scheduler.finish(sequence)
+                    else:
+                        decoding.append(sequence)
+                scheduler.roll_back(decoding)
+                yield from tokens
+
+
+def _chosen(verdict: Verdict, sampling: Sampling, random: torch.Generator) -> list[int]:
+    """The next tokens: the drafts that are accepted, and one of the target's own.
+
+    Where tokens are drawn, each is drawn from the target's logits, and a draft is accepted if it
+    is the very token that was drawn. That is rejection sampling with a draft model that is certain
+    of its draft: a draft x is accepted with the target's probability p(x), and else a token is
+    drawn from p without x. The random numbers are those that the target alone would use.
+    """
+    if sampling.temperature == 0:
+        return verdict.likely[: verdict.accepted + 1]
+    chosen: list[int] = []
+    for logits, draft in zip(verdict.logits.cpu(), [*verdict.drafts, None], strict=True):
+        chosen.append(sampling.choose(logits, random))
+        if chosen[-1] != draft:
+            break
+    return chosen
+
+
+def _up_to_the_end(sequence: Sequence, chosen: list[int], ends: set[int]) -> list[Token]:
+    """Give `sequence` the tokens `chosen`, up to one that ends it."""
+    tokens = []
+    for token in chosen:
+        sequence.new.append(token)
+        last = token in ends or len(sequence.new) == sequence.limit
+        tokens.append(Token(sequence.index, token, last))
+        if last:
+            break
+    # All but the newest have been through the target, too: they were drafted.
+    sequence.sent += len(tokens) - 1
+    return tokens
+
+
+def _refuse_pair(model: Any, draft: Any) -> None:
+    """Raise ValueError where `draft` cannot propose tokens to `model`."""
+    if model.device != draft.device:
+        raise ValueError(
+            f"the draft model is on {draft.device} and the target on {model.device}: both have to "
+            "be on one device"
+        )
+    ours, theirs = _vocab(model), _vocab(draft)
+    if abs(ours - theirs) > _PADDING:
+        raise ValueError(
+            f"the draft model has a vocabulary of {theirs} tokens and the target one of {ours}: "
+            "both have to be the same (up to the padding of the embeddings)"
+        )
+
+
+@contextmanager
+def _as_draft() -> Iterator[None]:
+    """Inside the block a refusal says that it is the draft model's."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"as a draft model: {error}") from error.__cause__
+
+
+def _vocab(model: Any) -> int:
+    """Token ids that `model` can be given."""
+    size: int = model.get_input_embeddings().weight.shape[0]
+    return size

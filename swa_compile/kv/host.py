@@ -1,0 +1,22 @@
+"""From the host's lists to tensors on the device, without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def on_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`values`, which may be nested, as a tensor on `device`."""
+    # The caller's default device, if one is set, is not where the host's lists are.
+    return to_device(torch.tensor(values, dtype=dtype, device="cpu"), device)
+
+
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """A copy on `device` of a tensor of the host."""
+    if device.type != "cuda":  # no other kind is known to have pinned memory
+        return host.to(device)
+    # From pinned memory the copy runs on the stream and the host does not wait for it.
+    return host.pin_memory().to(device, non_blocking=True)
