@@ -182,7 +182,8 @@ class HybridGenerator:
         try:
             while pieces := scheduler.pieces():
                 rows = [(sequence.row, ids) for sequence, ids in pieces]
-                batch = self.pool.batch(rows, width=self.width)  # type: ignore[arg-type]
+                lengths = [sequence.length for sequence, _ in pieces]
+                batch = self.bridge.batch(self.pool, rows, lengths, width=self.width)  # type: ignore[arg-type]
                 with self.collecting():
                     logits = self.forward(batch)
                 for row, (sequence, ids) in enumerate(pieces):
@@ -203,7 +204,7 @@ class HybridGenerator:
     # ---- arguments --------------------------------------------------------------------------
 
     def _scheduler(self, prompts: Sequence[Sequence[int]], limit: int) -> Scheduler:
-        scheduler = Scheduler(self.pool, self.chunk)
+        scheduler = Scheduler(self.pool, self.chunk, self.bridge.adaptation.restart_at)
         vocab = self.bridge.model.get_input_embeddings().weight.shape[0]
         for index, prompt in enumerate(prompts):
             ids = [_token_id(index, i, vocab) for i in prompt]

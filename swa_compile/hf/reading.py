@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.hf.masks import Form
@@ -14,14 +15,16 @@ from swa_compile.hf.probe import Seen, measured_calls
 from swa_compile.kv import LayerSpec
 
 
-def read_layers(model: Any) -> tuple[tuple[AttentionLayer, ...], torch.dtype]:
+def read_layers(
+    model: Any, adaptation: Adaptation
+) -> tuple[tuple[AttentionLayer, ...], torch.dtype]:
     """The attention layers of `model` in order, and the dtype of its keys.
 
     Raises:
         UnsupportedModel: naming the first layer that cannot be held in a pool.
     """
     config = model.config.get_text_config()
-    calls = measured_calls(model, _horizon(config))
+    calls = measured_calls(model, adaptation, _horizon(config))
     missing = sorted(set(range(config.num_hidden_layers)) - set(calls))
     if missing:
         raise UnsupportedModel(

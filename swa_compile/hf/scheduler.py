@@ -19,6 +19,7 @@ class Sequence:
         new: those there are.
         sent: tokens that have been through the model.
         row: its request in the pool, while it runs.
+        begun_at: tokens it was known to have when the first of them was sent.
     """
 
     index: int
@@ -27,6 +28,12 @@ class Sequence:
     new: list[int] = field(default_factory=list)
     sent: int = 0
     row: int | None = None
+    begun_at: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that it is known to have."""
+        return len(self.prompt) + len(self.new)
 
     @property
     def tokens(self) -> int:
@@ -36,13 +43,14 @@ class Sequence:
     @property
     def waits_for_token(self) -> bool:
         """All its tokens have been through the model: the last logits give the next."""
-        return self.sent == len(self.prompt) + len(self.new)
+        return self.sent == self.length
 
     def pending(self, most: int) -> list[int]:
         """The next tokens to send, at most `most`."""
-        if self.new:
-            return self.new[-1:]
-        return self.prompt[self.sent : self.sent + most]
+        if self.sent < len(self.prompt):
+            return self.prompt[self.sent : self.sent + most]
+        start = self.sent - len(self.prompt)
+        return self.new[start : start + most]
 
 
 class Scheduler:
@@ -55,11 +63,13 @@ class Scheduler:
     Args:
         pool: whose requests are all its own.
         chunk: prompt tokens of a sequence per forward.
+        restart_at: a sequence that grows past so many tokens is computed anew from its first.
     """
 
-    def __init__(self, pool: HybridKVPool, chunk: int) -> None:
+    def __init__(self, pool: HybridKVPool, chunk: int, restart_at: int | None = None) -> None:
         self.pool = pool
         self.chunk = chunk
+        self.restart_at = restart_at
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._full_pages = pool.full_tokens // pool.page_size
@@ -88,15 +98,28 @@ class Scheduler:
         """The next forward: who takes part, with which tokens. Lets in whoever fits."""
         while self.waiting and self._has_room(self.waiting[0]):
             sequence = self.waiting.popleft()
-            sequence.row = self.pool.open()
+            self._begin(sequence)
             self.running.append(sequence)
         pieces = []
         for sequence in self.running:
             assert sequence.row is not None
+            if (
+                self.restart_at is not None
+                and sequence.begun_at <= self.restart_at < sequence.length
+            ):
+                self.pool.close(sequence.row)
+                self._begin(sequence)
             bound = self.pool.piece_bound(sequence.row)
             most = self.chunk if bound is None else min(self.chunk, bound)
             pieces.append((sequence, sequence.pending(most)))
         return pieces
+
+    def _begin(self, sequence: Sequence) -> None:
+        sequence.row, sequence.sent, sequence.begun_at = self.pool.open(), 0, sequence.length
+
+    def _outgrown(self, sequence: Sequence) -> bool:
+        border = self.restart_at
+        return border is not None and sequence.begun_at <= border < sequence.length
 
     def finish(self, sequence: Sequence) -> None:
         """Give back what `sequence` holds."""
@@ -116,7 +139,9 @@ class Scheduler:
         full = -(-sequence.tokens // self.pool.page_size)
         if self.pool.window is None:
             return full, 0
-        longest_piece = min(self.chunk, max(len(sequence.prompt), 1))
+        # What begins anew sends new tokens by chunks too.
+        begun = sequence.tokens if self.restart_at is not None else len(sequence.prompt)
+        longest_piece = min(self.chunk, max(begun, 1))
         return full, min(full, self.pool.swa_pages_bound(longest_piece))
 
     def _has_room(self, sequence: Sequence) -> bool:
