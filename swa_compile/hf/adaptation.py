@@ -37,7 +37,8 @@ class Adaptation:
         self.configs = configurations(model)
         ropes = length_ropes(model)
         self.stand_ins = [*ropes, *grouped_experts(model)]
-        self.ropes = [one.module for one in ropes if isinstance(one.module, LengthRope)]
+        parts = [part for one in ropes for part in one.module.modules()]
+        self.ropes = [part for part in parts if isinstance(part, LengthRope)]
         borders = [rope.border for rope in self.ropes if isinstance(rope, LongRope)]
         self.restart_at = min(borders, default=None)
         config = model.config.get_text_config()

@@ -39,14 +39,14 @@ class GroupedExperts(nn.Module):
 
     @property
     def gate_up_proj(self) -> Tensor:
-        return self._original[0].gate_up_proj  # type: ignore[no-any-return]
+        return self._original[0].gate_up_proj
 
     @property
     def down_proj(self) -> Tensor:
-        return self._original[0].down_proj  # type: ignore[no-any-return]
+        return self._original[0].down_proj
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
-        return self._original[0]._apply_gate(gate_up)  # type: ignore[no-any-return]
+        return self._original[0]._apply_gate(gate_up)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """`[N, H]`: the weighted sum of `top_k_weights` `[N, K]` of the experts' outputs."""

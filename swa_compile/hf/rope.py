@@ -121,6 +121,26 @@ class DynamicRope(LengthRope):
         return 1.0 / base**self.exponents, torch.ones_like(base)
 
 
+class LayerRopes(nn.Module):
+    """Stands in for a rotary embedding with RoPE by kind of layer.
+
+    Args:
+        original: for kinds that do not go by length.
+        ropes: by kind, for the others.
+    """
+
+    def __init__(self, original: nn.Module, ropes: dict[str, LengthRope]) -> None:
+        super().__init__()
+        self.original = original
+        self.ropes = nn.ModuleDict(ropes)
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str) -> Any:
+        """Cosines and sines for layers of that kind."""
+        if layer_type in self.ropes:
+            return self.ropes[layer_type](x, position_ids)
+        return self.original(x, position_ids, layer_type)
+
+
 def length_ropes(model: nn.Module) -> list[StandIn]:
     """What stands in for the rotary embeddings of `model` that go by length; none in most models.
 
@@ -132,79 +152,83 @@ def length_ropes(model: nn.Module) -> list[StandIn]:
         for name, module in parent.named_children():
             kind = getattr(module, "rope_type", None)
             if isinstance(kind, dict):
-                _refuse_by_layer(kind)
+                ropes = {
+                    layer: _Embedding(module, layer).by_length(one)
+                    for layer, one in kind.items()
+                    if one in BY_LENGTH
+                }
+                if ropes:
+                    found.append(StandIn(parent, name, LayerRopes(module, ropes)))
             elif kind in BY_LENGTH:
-                found.append(StandIn(parent, name, _standing_in(module, kind)))
+                found.append(StandIn(parent, name, _Embedding(module).by_length(kind)))
     return found
 
 
-def _refuse_by_layer(kinds: dict[str, str]) -> None:
-    for layer, kind in kinds.items():
-        if kind in BY_LENGTH:
-            raise UnsupportedModel(
-                f"RoPE of type '{kind}' on '{layer}' layers alone goes by the longest request of "
-                "the forward, and transformers' own code for it fails past the border"
-            )
+class _Embedding:
+    """A rotary embedding of transformers, or its part for one kind of layer, to be asked."""
 
+    def __init__(self, module: Any, layer: str | None = None) -> None:
+        self.module, self.layer = module, layer
+        self.name = type(module).__name__ if layer is None else f"{type(module).__name__} ({layer})"
+        parameters = module.config.rope_parameters
+        self.parameters = parameters if layer is None else parameters[layer]
+        self.original: Tensor = self.frequencies(module, "original_inv_freq")
 
-def _standing_in(module: nn.Module, kind: str) -> LengthRope:
-    rope: Any = module
-    parameters = rope.config.rope_parameters
-    candidates: list[LengthRope] = []
-    if kind == "longrope":
-        border = parameters["original_max_position_embeddings"]
-        short, long = (_seen(rope, length) for length in (border, border + 1))
-        for name in ("inv_freq", "original_inv_freq"):  # not all use the one that is updated
-            ends = [
-                (getattr(end, name).float(), float(cosines[0, 0, 0]))
-                for end, (cosines, _) in (short, long)
-            ]
-            candidates.append(LongRope(border, *ends))
-    else:
-        border = rope.original_max_seq_len
-        candidates.append(
-            DynamicRope(
-                border,
-                parameters["rope_theta"],
-                parameters["factor"],
-                rope.original_inv_freq.numel(),
-                rope.original_inv_freq.device,
-            )
+    def frequencies(self, module: Any, name: str) -> Tensor:
+        found: Tensor = getattr(module, name if self.layer is None else f"{self.layer}_{name}")
+        return found
+
+    def by_length(self, kind: str) -> LengthRope:
+        """What stands in for it, and agrees with it on each side of the border."""
+        candidates: list[LengthRope] = []
+        if kind == "longrope":
+            border = self.parameters["original_max_position_embeddings"]
+            short, long = (self.at(length) for length in (border, border + 1))
+            for name in ("inv_freq", "original_inv_freq"):  # not all use the one that is updated
+                ends = [
+                    (self.frequencies(module, name).float(), float(cosines[0, 0, 0]))
+                    for module, (cosines, *_) in (short, long)
+                ]
+                candidates.append(LongRope(border, *ends))
+        else:
+            border = self.module.original_max_seq_len
+            base, factor = self.parameters["rope_theta"], self.parameters["factor"]
+            count, device = self.original.numel(), self.original.device
+            candidates.append(DynamicRope(border, base, factor, count, device))
+        lengths = [min(3, border), border, border + 1, 2 * border + 3]
+        for candidate in candidates:
+            if all(self._is(candidate, length) for length in lengths):
+                return candidate
+        raise UnsupportedModel(
+            f"RoPE of type '{kind}' is chosen by the longest request of the forward, and "
+            f"{self.name} computes it in a way that cannot be told by the request"
         )
-    lengths = [min(3, border), border, border + 1, 2 * border + 3]
-    for candidate in candidates:
-        if all(_agrees(rope, candidate, length) for length in lengths):
-            return candidate
-    raise UnsupportedModel(
-        f"RoPE of type '{kind}' is chosen by the longest request of the forward, and "
-        f"{type(module).__name__} computes it in a way that cannot be told by the request"
-    )
+
+    @torch.no_grad()
+    def at(self, length: int) -> tuple[Any, Any]:
+        """What it gives at `_places(length)`, and its state then."""
+        own = copy.deepcopy(self.module)
+        # The model may have met a longer request before, and have kept its frequencies.
+        prefix = "" if self.layer is None else f"{self.layer}_"
+        setattr(own, f"{prefix}max_seq_len_cached", own.original_max_seq_len)
+        setattr(own, f"{prefix}inv_freq", self.original)
+        places, kinds = _places(length, self.original.device), [self.layer] * bool(self.layer)
+        return own, own(torch.empty(1, device=places.device), places[None], *kinds)
+
+    def _is(self, candidate: LengthRope, length: int) -> bool:
+        want = self.at(length)[1]
+        places = _places(length, self.original.device)
+        candidate.lengths = torch.full_like(places, length)
+        try:
+            got = candidate(torch.empty(1, device=places.device), places[None])
+        finally:
+            candidate.lengths = None
+        return isinstance(want, tuple) and all(
+            a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+            for a, b in zip(got, want, strict=True)
+        )
 
 
-def _places(length: int) -> Tensor:
+def _places(length: int, device: torch.device) -> Tensor:
     """Positions, of which the last is that of a request of `length` tokens."""
-    return torch.tensor([0, 1, length // 2, length - 1])
-
-
-@torch.no_grad()
-def _seen(rope: Any, length: int) -> tuple[Any, tuple[Tensor, Tensor]]:
-    """What the embedding itself gives for a request of `length` tokens, and its state then."""
-    own = copy.deepcopy(rope)
-    own.max_seq_len_cached = own.original_max_seq_len  # the model may have seen a longer one
-    device = own.original_inv_freq.device
-    out = own(torch.empty(1, device=device), _places(length)[None].to(device))
-    return own, out
-
-
-def _agrees(rope: Any, candidate: LengthRope, length: int) -> bool:
-    want = _seen(rope, length)[1]
-    places = _places(length).to(rope.original_inv_freq.device)
-    candidate.lengths = torch.full_like(places, length)
-    try:
-        got = candidate(torch.empty(1, device=places.device), places[None])
-    finally:
-        candidate.lengths = None
-    return isinstance(want, tuple) and all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-5)
-        for a, b in zip(got, want, strict=True)
-    )
+    return torch.tensor([0, 1, length // 2, length - 1], device=device)

@@ -47,10 +47,9 @@ class Sequence:
 
     def pending(self, most: int) -> list[int]:
         """The next tokens to send, at most `most`."""
-        if self.sent < len(self.prompt):
-            return self.prompt[self.sent : self.sent + most]
-        start = self.sent - len(self.prompt)
-        return self.new[start : start + most]
+        ahead = self.prompt[self.sent : self.sent + most]
+        start = max(self.sent - len(self.prompt), 0)
+        return ahead + self.new[start : start + most - len(ahead)]
 
 
 class Scheduler:

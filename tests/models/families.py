@@ -132,6 +132,68 @@ CONFIGS = {
     "vaultgemma": {**ALTERNATING, "query_pre_attn_scalar": 16},
 }
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.02 * i for i in range(8)],
+    "long_factor": [2.0 + 0.3 * i for i in range(8)],
+    "original_max_position_embeddings": 16,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+# What a family computes only where its configuration says so: name -> family, what differs.
+# The borders of RoPE lie below the longest prompt of the tests and above the others.
+VARIANTS = {
+    "gemma3_text: dynamic RoPE on full layers": (
+        "gemma3_text",
+        {
+            "max_position_embeddings": 16,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": DYNAMIC,
+            },
+        },
+    ),
+    "llama4_text: temperature tuning": (
+        "llama4_text",
+        {"attn_temperature_tuning": True, "floor_scale": 4, "attn_scale": 0.5},
+    ),
+    "mistral: dynamic RoPE": (
+        "mistral",
+        {"rope_parameters": DYNAMIC, "max_position_embeddings": 16},
+    ),
+    "phi3: longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                **LONGROPE,
+                "partial_rotary_factor": 0.75,
+                "short_factor": LONGROPE["short_factor"][:6],
+                "long_factor": LONGROPE["long_factor"][:6],
+            },
+        },
+    ),
+    "phimoe: longrope": (
+        "phimoe",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {**LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3},
+        },
+    ),
+    "step3p7: experts": (
+        "step3p7",
+        {
+            "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 32,
+            "swiglu_limits": [0.0, 0.5, 0.0, 0.0],
+        },
+    ),
+}
+EVERY = sorted([*CONFIGS, *VARIANTS])
+
 # Language models that come only with a vision part, which is not used here.
 # One of each way in which families differ, for `make test`; `make models` runs all.
 TELLING = (
@@ -149,6 +211,10 @@ TELLING = (
     "olmo3",
     "phimoe",  # no keyword for the window
     "qwen3_moe",
+    "llama4_text: temperature tuning",
+    "mistral: dynamic RoPE",
+    "phi3: longrope",
+    "step3p7: experts",
 )
 
 WITH_VISION = ("muse_glimmer", "step3p7")
@@ -161,10 +227,11 @@ VISION = {
 
 
 def build(family, dtype=torch.float32, **changes):
-    """A model of `family` with weights so large that every key of a query counts."""
+    """A model of a family or variant, with weights so large that every key of a query counts."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    settings = copy.deepcopy({**COMMON, **CONFIGS.get(family, {}), **changes})
+    family, variant = VARIANTS.get(family, (family, {}))
+    settings = copy.deepcopy({**COMMON, **CONFIGS.get(family, {}), **variant, **changes})
     if family in WITH_VISION:
         config = AutoConfig.for_model(
             family, text_config=settings, vision_config=VISION, image_token_id=VOCAB - 1
