@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swa_compile.hf.attention import NAME
 from swa_compile.hf.experts import grouped_experts
+from swa_compile.hf.paged_scorer import paged_scorers
 from swa_compile.hf.registration import attached, configurations
 from swa_compile.hf.rope import LengthRope, LongRope, length_ropes
 from swa_compile.hf.stand_ins import standing_in
@@ -36,7 +37,7 @@ class Adaptation:
     def __init__(self, model: Any) -> None:
         self.configs = configurations(model)
         ropes = length_ropes(model)
-        self.stand_ins = [*ropes, *grouped_experts(model)]
+        self.stand_ins = [*ropes, *grouped_experts(model), *paged_scorers(model)]
         parts = [part for one in ropes for part in one.module.modules()]
         self.ropes = [part for part in parts if isinstance(part, LengthRope)]
         borders = [rope.border for rope in self.ropes if isinstance(rope, LongRope)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.attention import KEYWORD, PagedAttention
+from swa_compile.hf.compressed_caches import CompressedCaches
 from swa_compile.hf.errors import naming
 from swa_compile.hf.families import is_tested
 from swa_compile.hf.layers import AttentionLayer
@@ -48,8 +49,8 @@ class Bridge:
             register()
             self.adaptation = Adaptation(model)
             self.layers: tuple[AttentionLayer, ...]
-            self.layers, self.dtype = read_layers(model, self.adaptation)
-            self.specs: list[LayerSpec] = [layer.spec for layer in self.layers if layer.stores]
+            self.specs: list[LayerSpec]
+            self.layers, self.specs, self.dtype = read_layers(model, self.adaptation)
             if not is_tested(model):
                 config = model.config.get_text_config()
                 longest = getattr(config, "max_position_embeddings", None) or 1024
@@ -164,15 +165,19 @@ def _mark_dynamic(batch: ForwardBatch) -> None:
 
 def last_logits(bridge: Bridge, pool: HybridKVPool, batch: ForwardBatch) -> Tensor:
     """Logits `[B, vocab]` of the last token of each request of `batch`, which is not empty."""
-    adaptation = bridge.adaptation
+    adaptation, layers = bridge.adaptation, bridge.layers
     lengths = batch.rope_lengths if isinstance(batch, RopeBatch) else None
+    keywords = adaptation.keywords(batch.positions, lengths)
+    compressed = None
+    if any(layer.compression is not None for layer in layers):
+        compressed = keywords["past_key_values"] = CompressedCaches(batch, pool, layers)
     out = bridge.model(
         input_ids=batch.input_ids.unsqueeze(0),
         position_ids=batch.positions.unsqueeze(0),  # never left out: the model would count from 0
         use_cache=False,
         logits_to_keep=batch.last_tokens(),
-        **adaptation.keywords(batch.positions, lengths),
-        **{KEYWORD: PagedAttention(batch, pool, bridge.layers)},
+        **keywords,
+        **{KEYWORD: PagedAttention(batch, pool, layers, compressed)},
     )
     adaptation.release()
     logits: Tensor = out.logits.squeeze(0)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from swa_compile.hf.compression import KINDS
 from swa_compile.hf.errors import UnsupportedModel
 
-# Layer kinds of `config.layer_types` that are attention over plain keys and values.
-_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+# Layer kinds of `config.layer_types` that a pool can hold.
+_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", *KINDS})
 
 _WHAT = {
     "linear_attention": "linear attention keeps a recurrent state",
-    "compressed_sparse_attention": "its compressor appends keys inside the layer",
-    "heavily_compressed_attention": "its compressor appends keys inside the layer",
     "hybrid": "a convolution or a state-space part mixes tokens beside the attention",
     "hybrid_sliding": "a convolution mixes tokens beside the attention",
     "mamba": "a state-space layer keeps a recurrent state",

@@ -1,6 +1,7 @@
 """A model run over its pool, step by step, beside transformers' own eager attention."""
 
 import copy
+import math
 
 import torch
 
@@ -80,7 +81,10 @@ def generated(model, prompt, count):
 
 
 def poison(pool):
-    """NaN in every row that no live token owns: free, evicted, unwritten, and the sink's."""
+    """NaN in every row that no live token owns: free, evicted, unwritten, and the sink's.
+
+    A compressed entry is live while the last token of its group is.
+    """
     size = pool.page_size
     owned = {"full": set(), "swa": set()}
     for request in pool._requests.values():
@@ -92,10 +96,29 @@ def poison(pool):
                 page = pages[position // size - first // size]
                 owned[kind].add(page * size + position % size)
     for i, spec in enumerate(pool.layers):
+        live = set(owned.get(spec.kind, ()))
+        if spec.ratio is not None:
+            live |= {entry_row(pool, i, request, n) for request, n in every_entry(pool, spec.ratio)}
         for cache in (pool.k_cache(i), pool.v_cache(i)):
             dead = torch.ones(cache.shape[0], dtype=torch.bool)
-            dead[list(owned[spec.kind])] = False
+            dead[list(live)] = False
             cache[dead] = float("nan")
+
+
+def every_entry(pool, ratio):
+    """Request and number of each entry that there is."""
+    for request in pool._requests.values():
+        yield from ((request, n) for n in range(request.length // ratio))
+
+
+def entry_row(pool, cache, request, number):
+    """The row of an entry: its group's last full slot, among so many slots as share one."""
+    size, ratio = pool.page_size, pool.layers[cache].ratio
+    last = number * ratio + ratio - 1
+    slot = request.full_pages[last // size] * size + last % size
+    shared = math.gcd(ratio, size)
+    rows = (pool.full_tokens + size) // shared
+    return pool.k_cache(cache).shape[0] - rows + slot // shared
 
 
 class Decoding:
