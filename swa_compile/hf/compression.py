@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from swa_compile.hf.errors import UnsupportedModel
-from swa_compile.hf.paged_scorer import PagedScorer
+from swa_compile.hf.paged_scorer import PagedScorer, scorer_of
 from swa_compile.hf.stand_ins import StandIn
 from swa_compile.kv import LayerSpec
 
@@ -107,12 +107,12 @@ def read_compression(
     own = LayerSpec("swa", 1, spec.k_dim, window=spec.window, ratio=ratio, shared=True)
     more = [LayerSpec("swa", 1, width, width, window)]
     source = Source(first_free, cache)
-    other, chosen, scorer = None, 0, None
+    other: Source | None = None
+    chosen, scorer = 0, None
     if indexer is not None:
         width = indexer.kv_proj.out_features
         more.append(LayerSpec("swa", 1, width, width, window))
         more.append(LayerSpec("compressed", 1, indexer.head_dim, ratio=ratio, shared=True))
         other, chosen = Source(first_free + 1, first_free + 2), indexer.index_topk
-        scorer = next(one.module for one in stand_ins if one.parent is indexer)
-        assert isinstance(scorer, PagedScorer)
+        scorer = scorer_of(indexer, stand_ins)
     return Compression(ratio, overlap, source, other, chosen, scorer), own, more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -45,8 +46,17 @@ class PagedScorer(nn.Module):
 
 def paged_scorers(model: nn.Module) -> list[StandIn]:
     """What stands in for the scorers of indexers; none in most models."""
-    return [
-        StandIn(module, "scorer", PagedScorer(module.scorer))
-        for module in model.modules()
-        if hasattr(module, "index_topk") and isinstance(getattr(module, "scorer", None), nn.Module)
-    ]
+    found = []
+    for module in model.modules():
+        scorer = getattr(module, "scorer", None)
+        if hasattr(module, "index_topk") and isinstance(scorer, nn.Module):
+            found.append(StandIn(module, "scorer", PagedScorer(scorer)))
+    return found
+
+
+def scorer_of(indexer: nn.Module, stand_ins: Sequence[StandIn]) -> PagedScorer:
+    """What stands in for the scorer of `indexer`, which has one."""
+    for one in stand_ins:
+        if one.parent is indexer and isinstance(one.module, PagedScorer):
+            return one.module
+    raise AssertionError("an indexer's scorer has no stand-in")

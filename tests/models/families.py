@@ -143,6 +143,26 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 # What a family computes only where its configuration says so: name -> family, what differs.
 # The borders of RoPE lie below the longest prompt of the tests and above the others.
 VARIANTS = {
+    "deepseek_v4: compressed layers": (
+        "deepseek_v4",
+        {
+            "layer_types": [
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+                "sliding_attention",
+                "compressed_sparse_attention",
+            ],
+            "mlp_layer_types": ["hash_moe"] + ["moe"] * 3,
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 8,
+            },
+            # With few heads many entries score exactly 0, and a choice among equals is anybody's.
+            "index_n_heads": 16,
+            "index_head_dim": 16,
+            "index_topk": 3,
+        },
+    ),
     "gemma3_text: dynamic RoPE on full layers": (
         "gemma3_text",
         {
@@ -211,6 +231,7 @@ TELLING = (
     "olmo3",
     "phimoe",  # no keyword for the window
     "qwen3_moe",
+    "deepseek_v4: compressed layers",
     "llama4_text: temperature tuning",
     "mistral: dynamic RoPE",
     "phi3: longrope",

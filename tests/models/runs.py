@@ -215,8 +215,9 @@ def cache_error(model, run):
         else:
             theirs = DynamicCache(config=model.config)
             model(input_ids=torch.tensor([sequence[:sent]]), past_key_values=theirs, use_cache=True)
-        assert len(theirs.layers) >= len(pool.layers)
-        for i, spec in enumerate(pool.layers):
+        own = [layer for layer in run.bridge.layers if layer.stores]
+        assert len(theirs.layers) >= len(own)
+        for i, spec in enumerate(pool.layers[: len(own)]):
             keys, values = theirs.layers[i].keys[0], theirs.layers[i].values[0]
             first = pool._requests[row].evicted * pool.page_size if spec.kind == "swa" else 0
             count = min(keys.shape[1], sent - first)
@@ -229,4 +230,27 @@ def cache_error(model, run):
                 error = float((cache[slots] - want).abs().max() / want.abs().max())
                 worst = max(worst, error) if error == error else float("inf")
             compared += count
+            if own[i].compression is not None:
+                for got, want in compressed_rows(pool, row, own[i].compression, theirs.layers[i]):
+                    error = float((got - want).abs().max() / want.abs().max())
+                    worst = max(worst, error) if error == error else float("inf")
+                    compared += len(want)
     return worst, compared
+
+
+def compressed_rows(pool, row, compression, theirs):
+    """Entries, and keys and gates of tokens whose group is not whole, with transformers'."""
+    request = pool._requests[row]
+    for name, source in compression.sources.items():
+        entries = theirs.compressed_kv[name]
+        count = request.length // compression.ratio
+        assert theirs.entry_count[name] == count
+        if count:
+            slots = [entry_row(pool, source.entries, request, n) for n in range(count)]
+            yield pool.k_cache(source.entries)[slots].squeeze(1), entries.reshape(count, -1)
+        waiting = request.length % compression.ratio
+        if waiting:
+            slots = pool.req_to_token[row, request.length - waiting : request.length].long()
+            slots = pool.full_to_swa_index_mapping[slots]
+            yield pool.k_cache(source.tokens)[slots].squeeze(1), theirs.buffer_kv[name][0]
+            yield pool.v_cache(source.tokens)[slots].squeeze(1), theirs.buffer_gate[name][0]

@@ -24,16 +24,6 @@ BY_CONFIG = [
     ("doge", {}, "learned mask over keys"),
     ("zaya", {"num_experts": 4, "moe_intermediate_size": 32}, "layer 0 is 'hybrid'"),
     (
-        "deepseek_v4",
-        {
-            **families.CONFIGS["deepseek_v4"],
-            "layer_types": ["sliding_attention", "compressed_sparse_attention"] * 2,
-            "index_n_heads": 2,
-            "index_head_dim": 16,
-        },
-        "compressor appends keys",
-    ),
-    (
         "llama4_text",
         {"rope_parameters": families.DYNAMIC},
         "RoPE of type 'dynamic' is chosen by the longest request of the forward, and "
