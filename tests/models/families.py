@@ -73,6 +73,14 @@ CONFIGS = {
         "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": VOCAB,
     },
+    "gemma4_unified_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 24,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
     "gpt_oss": {**ALTERNATING, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granite_swa": ALTERNATING,
     "granitemoe_swa": {**ALTERNATING, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -115,6 +123,7 @@ CONFIGS = {
     "muse_glimmer": ALTERNATING,
     "olmo3": ALTERNATING,
     "phi3": {},
+    "phi4_multimodal": {},
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen2_moe": {
@@ -192,6 +201,10 @@ VARIANTS = {
                 "long_factor": LONGROPE["long_factor"][:6],
             },
         },
+    ),
+    "phi4_multimodal: longrope": (
+        "phi4_multimodal",
+        {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE},
     ),
     "phimoe: longrope": (
         "phimoe",
