@@ -79,8 +79,8 @@ class Bridge:
         if not self.adaptation.ropes:
             return batch
         of_tokens = [n for n, (_, ids) in zip(lengths, pieces, strict=True) for _ in ids]
-        told = torch.tensor(of_tokens, dtype=torch.int64).to(batch.positions.device)
-        return RopeBatch(**vars(batch), rope_lengths=told)
+        # By the pool: its copies to the device do not make the host wait.
+        return RopeBatch(**vars(batch), rope_lengths=pool._tensor(of_tokens, torch.int64))
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, pool: HybridKVPool) -> Tensor:
