@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from swa_compile.hf.attention import NAME
+from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.experts import grouped_experts
 from swa_compile.hf.paged_scorer import paged_scorers
 from swa_compile.hf.registration import attached, configurations
@@ -40,7 +41,11 @@ class Adaptation:
         self.stand_ins = [*ropes, *grouped_experts(model), *paged_scorers(model)]
         parts = [part for one in ropes for part in one.module.modules()]
         self.ropes = [part for part in parts if isinstance(part, LengthRope)]
-        borders = [rope.border for rope in self.ropes if isinstance(rope, LongRope)]
+        borders = {rope.border for rope in self.ropes if isinstance(rope, LongRope)}
+        if len(borders) > 1:
+            raise UnsupportedModel(
+                f"RoPE of type 'longrope' has several borders: {sorted(borders)}"
+            )
         self.restart_at = min(borders, default=None)
         config = model.config.get_text_config()
         self._counts_positions = bool(getattr(config, "attn_temperature_tuning", False))

@@ -11,6 +11,7 @@ FAMILIES = frozenset(
         "afmoe",
         "cohere2",
         "cohere2_moe",
+        "cohere_compass_text",
         "cwm",
         "deepseek_v4",
         "dots1",

@@ -31,6 +31,13 @@ CONFIGS = {
     "afmoe": {**ALTERNATING, **MOE, "num_experts": 4, "num_dense_layers": 1},
     "cohere2": ALTERNATING,
     "cohere2_moe": {**ALTERNATING, **MOE, "num_experts": 4, "num_shared_experts": 1},
+    "cohere_compass_text": {
+        **ALTERNATING,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+            for kind in ALTERNATING["layer_types"][:2]
+        },
+    },
     "cwm": ALTERNATING,
     "deepseek_v4": {
         **MOE,

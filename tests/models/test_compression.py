@@ -73,6 +73,23 @@ def test_an_entry_too_few_would_be_seen(model, monkeypatch):
     assert float((got - want).abs().max() / want.abs().max()) > 1e-2
 
 
+def test_the_five_stores_of_a_sparse_layer_go_by_one_translation():
+    """Scenarios A1 and A15 on the class itself."""
+    torch._dynamo.reset()
+    one = families.build(
+        VARIANT, num_hidden_layers=1, layer_types=[SPARSE], mlp_layer_types=["moe"]
+    )
+    ours = generator(one, backend="swa_eager")
+    prompts = runs.prompts()
+    assert ours.generate(prompts, 12) == [runs.generated(one, p, 12) for p in prompts]
+    (report,) = ours.reports
+    assert (report.stores_found, report.stores_lowered) == (5, 5)
+    # Three stores at the new tokens' SWA slots, and three reads through the page table.
+    assert (report.translations_found, report.translation_nodes) == (6, 1)
+    assert [value.uses for value in report.values] == [3, 3]
+    assert report.invariants_hoisted > 0
+
+
 def test_the_caches_of_a_layer_are_those_of_its_kind(model):
     bridge = Bridge(model)
     sparse, heavy, sliding, _ = (layer.compression for layer in bridge.layers)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from swa_compile.hf import Bridge, HybridGenerator
+from swa_compile.hf import Bridge, HybridGenerator, UnsupportedModel
 from swa_compile.hf.rope import LengthRope, RopeBatch
 from swa_compile.runner import BucketRunner
 
@@ -127,3 +127,13 @@ def test_a_bucket_runner_hands_the_lengths_on(variant):
     prompts = runs.prompts()
     assert ours.generate(prompts, 20) == [runs.generated(model, p, 20) for p in prompts]
     assert sum(bucket.calls for bucket in ours.forward.buckets) > 20
+
+
+def test_longrope_with_several_borders_is_refused_by_name():
+    model = families.build("phi3: longrope")
+    second = copy.deepcopy(model.model.rotary_emb)
+    second.config = copy.deepcopy(second.config)
+    second.config.rope_parameters["original_max_position_embeddings"] = 32
+    model.model.second_rope = second
+    with pytest.raises(UnsupportedModel, match=r"longrope.*several borders: \[16, 32\]"):
+        Bridge(model)
