@@ -30,17 +30,22 @@ class Form:
         rows: name -> (dtype, shape of a row), of the inputs that are padded.
         live: inputs that are handed on as they are.
         counts: the input that tells the number of tokens.
-        as_batch: they come as a `ForwardBatch`.
+        batch: the class of `ForwardBatch` that they come as; None for keywords.
     """
 
     rows: dict[str, tuple[torch.dtype, torch.Size]]
     live: frozenset[str]
     counts: str
-    as_batch: bool
+    batch: type[ForwardBatch] | None
     device: torch.device
 
     @classmethod
-    def of(cls, named: Mapping[str, Tensor], live: frozenset[str], as_batch: bool) -> Form:
+    def of(
+        cls,
+        named: Mapping[str, Tensor],
+        live: frozenset[str],
+        batch: type[ForwardBatch] | None,
+    ) -> Form:
         """The form of one batch.
 
         Raises:
@@ -61,17 +66,19 @@ class Form:
         if not of_tokens:
             raise TypeError("a batch has at least one input with a row for each token")
         counts = [*known, *of_tokens][0]
-        return cls(rows, live & named.keys(), counts, as_batch, named[counts].device)
+        return cls(rows, live & named.keys(), counts, batch, named[counts].device)
 
     @property
     def has_requests(self) -> bool:
         return any(name in self.rows for name in (*_OF_REQUESTS, _OFFSETS))
 
-    def check(self, named: Mapping[str, Tensor], as_batch: bool) -> None:
+    def check(self, named: Mapping[str, Tensor], batch: type[ForwardBatch] | None) -> None:
         """Raise TypeError or ValueError where `named` is not of this form, naming the input."""
-        if as_batch != self.as_batch:
-            kinds = "a ForwardBatch", "keyword tensors"
-            want, got = kinds if self.as_batch else kinds[::-1]
+        if batch is not self.batch:
+            want, got = (
+                "keyword tensors" if kind is None else f"a {kind.__name__}"
+                for kind in (self.batch, batch)
+            )
             raise TypeError(f"the first call brought {want}; got {got}")
         wanted = {*self.rows, *self.live}
         if missing := sorted(wanted - named.keys()):
@@ -119,7 +126,7 @@ class Form:
 
     def arguments(self, named: Mapping[str, Tensor]) -> Arguments:
         """Positional and keyword arguments of the function."""
-        return ((ForwardBatch(**named),), {}) if self.as_batch else ((), dict(named))
+        return ((), dict(named)) if self.batch is None else ((self.batch(**named),), {})
 
 
 @dataclass

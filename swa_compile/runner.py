@@ -134,8 +134,9 @@ class BucketRunner:
                 "are one memory; make a runner for each thread"
             )
         try:
-            form = self._form or Form.of(named, self._live, as_batch=batch is not None)
-            form.check(named, as_batch=batch is not None)
+            kind = None if batch is None else type(batch)
+            form = self._form or Form.of(named, self._live, kind)
+            form.check(named, kind)
             self._check_stream(form.device)
             if self._form is None:
                 self._form = form
@@ -147,8 +148,9 @@ class BucketRunner:
     def capture(self, batch: ForwardBatch | None = None, /, **tensors: Tensor) -> None:
         """Capture all buckets now, ahead of the first call. Of `batch` only the form matters."""
         named = self._named(batch, tensors)
-        form = Form.of(named, self._live, as_batch=batch is not None)
-        form.check(named, as_batch=batch is not None)
+        kind = None if batch is None else type(batch)
+        form = Form.of(named, self._live, kind)
+        form.check(named, kind)
         if self._form is not None:
             raise CaptureUseError("this BucketRunner has captured its buckets already")
         self._check_stream(form.device)

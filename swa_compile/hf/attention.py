@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from swa_compile.hf.compressed_caches import CompressedCaches
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.kv import ForwardBatch, HybridKVPool
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
@@ -109,10 +110,13 @@ class PagedAttention:
     batch: ForwardBatch
     pool: HybridKVPool
     layers: tuple[AttentionLayer, ...]
+    compressed: CompressedCaches | None = None
 
     def attend(self, call: Call) -> Tensor:
         """Store the new keys and values of a layer that owns a cache, and attend over its cache."""
         layer = self.layers[call.module.layer_idx]  # type: ignore[index]
+        if layer.compression is not None:
+            return self._compressed(call)
         batch, pool, size = self.batch, self.pool, self.pool.page_size
         loc, page_table, seq_lens = batch.out_cache_loc, batch.page_table, batch.seq_lens
         window = layer.spec.window
@@ -141,6 +145,13 @@ class PagedAttention:
             softcap=call.softcap or 0.0,
             sinks=call.sinks,
         )
+
+    def _compressed(self, call: Call) -> Tensor:
+        assert self.compressed is not None
+        caches = self.compressed.layers[call.module.layer_idx]  # type: ignore[index]
+        assert caches is not None
+        query, key = _by_token(call.query), _by_token(call.key)
+        return caches.attend(query, key, call.scaling, call.sinks)
 
 
 def chunk_of(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.attention import KEYWORD, PagedAttention
 from swa_compile.hf.compiling import LEAST, compile_apart, compiles, mark_dynamic
+from swa_compile.hf.compressed_caches import CompressedCaches
 from swa_compile.hf.errors import naming
 from swa_compile.hf.families import is_tested
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.hf.probe import refuse_other_paths
 from swa_compile.hf.reading import read_layers
 from swa_compile.hf.refusals import refuse
-from swa_compile.hf.registration import attached, configurations, register
+from swa_compile.hf.registration import register
+from swa_compile.hf.rope import RopeBatch
 from swa_compile.hf.self_check import compare_with_eager
 from swa_compile.kv import ForwardBatch, HybridKVPool, LayerSpec
 
@@ -25,11 +29,12 @@ class Bridge:
 
     Args:
         model: a causal language model of transformers, in eval mode. It is left as it is: only
-            inside a forward of the bridge does its configuration name another attention.
+            inside a forward of the bridge does its configuration name another attention, and do
+            others stand in for some of its parts.
 
     Attributes:
         layers: its attention layers, in order.
-        configs: the configurations that name its attention.
+        adaptation: what is done to it for the duration of a forward.
         specs: the caches that a pool for it has: layers that share a cache have one.
 
     Raises:
@@ -42,25 +47,59 @@ class Bridge:
         with naming(model):
             refuse(model)
             register()
-            self.configs = configurations(model)
+            self.adaptation = Adaptation(model)
             self.layers: tuple[AttentionLayer, ...]
-            self.layers, self.dtype = read_layers(model)
-            self.specs: list[LayerSpec] = [layer.spec for layer in self.layers if layer.stores]
+            self.specs: list[LayerSpec]
+            self.layers, self.specs, self.dtype = read_layers(model, self.adaptation)
             if not is_tested(model):
                 config = model.config.get_text_config()
                 longest = getattr(config, "max_position_embeddings", None) or 1024
-                refuse_other_paths(model, longest - 1)
+                refuse_other_paths(model, self.adaptation, longest - 1)
                 compare_with_eager(self)
 
     def make_pool(self, **sizes: Any) -> HybridKVPool:
         """A pool for this model, on its device; `sizes` are those of `HybridKVPool`."""
         return HybridKVPool(self.specs, dtype=self.dtype, device=self.model.device, **sizes)
 
+    def batch(
+        self,
+        pool: HybridKVPool,
+        pieces: Sequence[tuple[int, Sequence[int]]],
+        lengths: Sequence[int],
+        *,
+        width: int | None = None,
+    ) -> ForwardBatch:
+        """A batch of `pool` for this model; arguments and errors are those of `pool.batch`.
+
+        Args:
+            lengths: tokens that each request is known to have by now, also those that go in later.
+                RoPE by length goes by them; other models do not ask.
+        """
+        batch = pool.batch(pieces, width=width)
+        if not self.adaptation.ropes:
+            return batch
+        of_tokens = [n for n, (_, ids) in zip(lengths, pieces, strict=True) for _ in ids]
+        # By the pool: its copies to the device do not make the host wait.
+        return RopeBatch(**vars(batch), rope_lengths=pool._tensor(of_tokens, torch.int64))
+
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, pool: HybridKVPool) -> Tensor:
-        """Logits `[B, vocab]` of the last token of each request, without the compiler."""
-        with attached(self.configs):
-            return last_logits(self.model, self.layers, pool, batch)
+        """Logits `[B, vocab]` of the last token of each request, without the compiler.
+
+        Raises:
+            TypeError: RoPE goes by length, and `batch` is not from `Bridge.batch`.
+        """
+        self.check(batch)
+        with self.adaptation.attached():
+            return last_logits(self, pool, batch)
+
+    def check(self, batch: ForwardBatch) -> None:
+        """Raise TypeError where `batch` does not say what this model asks for."""
+        if self.adaptation.ropes and not isinstance(batch, RopeBatch):
+            raise TypeError(
+                "this model's RoPE goes by the length of each request, which a ForwardBatch does "
+                "not tell: make batches with Bridge.batch"
+            )
 
 
 class Forward:
@@ -89,36 +128,37 @@ class Forward:
     @torch.no_grad()
     def __call__(self, batch: ForwardBatch) -> Tensor:
         bridge = self.bridge
+        bridge.check(batch)
         requests = len(batch.seq_lens)
         if self.compiled:
             batch = batch.pad(max(len(batch.input_ids), LEAST), max(requests, LEAST))
             mark_dynamic(batch)
-        with attached(bridge.configs):
-            logits: Tensor = self._call(bridge.model, bridge.layers, self.pool, batch)
+        with bridge.adaptation.attached():
+            logits: Tensor = self._call(bridge, self.pool, batch)
         return logits[:requests]
 
 
-def last_logits(
-    model: Any, layers: tuple[AttentionLayer, ...], pool: HybridKVPool, batch: ForwardBatch
-) -> Tensor:
+def last_logits(bridge: Bridge, pool: HybridKVPool, batch: ForwardBatch) -> Tensor:
     """Logits `[B, vocab]` of the last token of each request of `batch`, which is not empty."""
-    return logits_of(model, layers, pool, batch, batch.last_tokens())
+    return logits_of(bridge, pool, batch, batch.last_tokens())
 
 
-def logits_of(
-    model: Any,
-    layers: tuple[AttentionLayer, ...],
-    pool: HybridKVPool,
-    batch: ForwardBatch,
-    tokens: Tensor,
-) -> Tensor:
+def logits_of(bridge: Bridge, pool: HybridKVPool, batch: ForwardBatch, tokens: Tensor) -> Tensor:
     """Logits `[M, vocab]` of those of the N tokens of `batch` that `tokens`, int64 `[M]`, names."""
-    out = model(
+    adaptation, layers = bridge.adaptation, bridge.layers
+    lengths = batch.rope_lengths if isinstance(batch, RopeBatch) else None
+    keywords = adaptation.keywords(batch.positions, lengths)
+    compressed = None
+    if any(layer.compression is not None for layer in layers):
+        compressed = keywords["past_key_values"] = CompressedCaches(batch, pool, layers)
+    out = bridge.model(
         input_ids=batch.input_ids.unsqueeze(0),
         position_ids=batch.positions.unsqueeze(0),  # never left out: the model would count from 0
         use_cache=False,
         logits_to_keep=tokens,
-        **{KEYWORD: PagedAttention(batch, pool, layers)},
+        **keywords,
+        **{KEYWORD: PagedAttention(batch, pool, layers, compressed)},
     )
+    adaptation.release()
     logits: Tensor = out.logits.squeeze(0)
     return logits

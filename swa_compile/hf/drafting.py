@@ -13,8 +13,6 @@ from swa_compile.collecting import collect
 from swa_compile.hf.bridge import Bridge, Forward, last_logits
 from swa_compile.hf.compiling import LEAST, compile_apart, compiles, mark_dynamic
 from swa_compile.hf.draft_steps import LaterSteps, Span, cut
-from swa_compile.hf.layers import AttentionLayer
-from swa_compile.hf.registration import attached
 from swa_compile.hf.room import Room, chunk_for
 from swa_compile.hf.rounds import Turn
 from swa_compile.kv import ForwardBatch, HybridKVPool
@@ -22,24 +20,23 @@ from swa_compile.passes import GraphReport
 
 
 def draft_tokens(
-    model: Any,
-    layers: tuple[AttentionLayer, ...],
+    bridge: Bridge,
     pool: HybridKVPool,
     batch: ForwardBatch,
     later: LaterSteps,
     vocab: int,
 ) -> Tensor:
-    """Tokens that `model` continues each request with, greedily: int64 `[B, 1 + steps]`.
+    """Tokens with which a model continues each request, greedily: int64 `[B, 1 + steps]`.
 
     Args:
         batch: of the first step, of any number of tokens per request.
         vocab: token ids from here on are not drafted.
     """
-    token = last_logits(model, layers, pool, batch)[:, :vocab].argmax(-1)
+    token = last_logits(bridge, pool, batch)[:, :vocab].argmax(-1)
     drafts = [token]
     for i in range(later.positions.shape[0]):
         batch = later.step(i, token, batch)
-        token = last_logits(model, layers, pool, batch)[:, :vocab].argmax(-1)
+        token = last_logits(bridge, pool, batch)[:, :vocab].argmax(-1)
         drafts.append(token)
     return torch.stack(drafts, 1)
 
@@ -131,10 +128,8 @@ class Draft:
             for tensor in vars(later).values():
                 torch._dynamo.mark_dynamic(tensor, 1)
         bridge = self.bridge
-        with torch.no_grad(), attached(bridge.configs):
-            drafts: Tensor = self._draft(
-                bridge.model, bridge.layers, self.pool, first, later, self._vocab
-            )
+        with torch.no_grad(), bridge.adaptation.attached():
+            drafts: Tensor = self._draft(bridge, self.pool, first, later, self._vocab)
         return drafts
 
     @contextmanager

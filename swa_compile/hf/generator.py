@@ -184,7 +184,8 @@ class HybridGenerator:
         with self._running_alone(scheduler):
             while pieces := scheduler.pieces():
                 rows = [(sequence.row, ids) for sequence, ids in pieces]
-                batch = self.pool.batch(rows, width=self.width)  # type: ignore[arg-type]
+                lengths = [sequence.length for sequence, _ in pieces]
+                batch = self.bridge.batch(self.pool, rows, lengths, width=self.width)  # type: ignore[arg-type]
                 with self.collecting():
                     logits = self.forward(batch)
                 for row, (sequence, ids) in enumerate(pieces):
@@ -224,7 +225,8 @@ class HybridGenerator:
         return scheduler
 
     def _empty_scheduler(self) -> Scheduler:
-        return Scheduler(Room(self.pool, self.chunk))
+        border = self.bridge.adaptation.restart_at
+        return Scheduler(Room(self.pool, self.chunk, restarts=border is not None), border)
 
     def _eos(self) -> set[int]:
         eos = self.bridge.model.generation_config.eos_token_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swa_compile.hf.compression import Compression
 from swa_compile.kv import LayerSpec
 
 
@@ -17,6 +18,7 @@ class AttentionLayer:
         stores: it writes that cache; False where it reads the cache of an earlier layer (Gemma 3n).
         heads: query heads.
         sinks: it has a learned attention-sink logit per head.
+        compression: of a layer that attends to compressed entries beside its window.
     """
 
     spec: LayerSpec
@@ -24,3 +26,4 @@ class AttentionLayer:
     stores: bool
     heads: int
     sinks: bool
+    compression: Compression | None = None

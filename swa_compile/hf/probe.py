@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.attention import KEYWORD, Call, NotAttended
 from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.masks import Form, FormRecorder
-from swa_compile.hf.registration import attached, configurations, measuring
+from swa_compile.hf.registration import MEASURING, measuring
 
 # Relative difference of a query, key or value that other sizes of the same matrix products explain.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -56,13 +57,13 @@ class SelfOnly:
         return call.value[0].transpose(0, 1).repeat_interleave(groups, dim=1)
 
 
-def measured_calls(model: Any, horizon: int) -> dict[int, Seen]:
+def measured_calls(model: Any, adaptation: Adaptation, horizon: int) -> dict[int, Seen]:
     """The attention calls of a forward of two tokens, by layer, with the forms of their masks."""
     recorder = FormRecorder(horizon)
     attend = SelfOnly(recorder)
     try:
-        with measuring(configurations(model), recorder):
-            _run(model, attend, [3, 5], [0, 1])
+        with measuring(recorder), adaptation.attached(MEASURING):
+            _run(model, adaptation, attend, [3, 5], [0, 1])
     except UnsupportedModel:
         raise
     except NotAttended as error:
@@ -76,7 +77,7 @@ def measured_calls(model: Any, horizon: int) -> dict[int, Seen]:
     return attend.seen
 
 
-def refuse_other_paths(model: Any, last_position: int) -> None:
+def refuse_other_paths(model: Any, adaptation: Adaptation, last_position: int) -> None:
     """Raise where tokens act on each other by another path than the attention function.
 
     Convolutions, recurrences, linear attention and positions that are counted and not handed in
@@ -90,9 +91,9 @@ def refuse_other_paths(model: Any, last_position: int) -> None:
         UnsupportedModel: naming the first layer in which it shows.
     """
     tokens = [(3, 0), (5, 1), (7, 0), (5, last_position), (3, 2)]
-    together = _trace(model, tokens)
+    together = _trace(model, adaptation, tokens)
     for row, token in enumerate(tokens):
-        alone = _trace(model, [token])
+        alone = _trace(model, adaptation, [token])
         for name, values in together.items():
             got, want = values[row].double(), alone[name][0].double()
             scale = want.abs().max().clamp_min(1e-12)
@@ -105,11 +106,13 @@ def refuse_other_paths(model: Any, last_position: int) -> None:
                 )
 
 
-def _trace(model: Any, tokens: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+def _trace(
+    model: Any, adaptation: Adaptation, tokens: Sequence[tuple[int, int]]
+) -> dict[str, Tensor]:
     """Queries, keys and values of each layer and the logits, tokens first."""
     attend = SelfOnly()
-    with attached(configurations(model)):
-        logits = _run(model, attend, [i for i, _ in tokens], [p for _, p in tokens])
+    with adaptation.attached():
+        logits = _run(model, adaptation, attend, [i for i, _ in tokens], [p for _, p in tokens])
     values = {}
     for layer, seen in attend.seen.items():
         module = type(seen.call.module).__name__
@@ -120,14 +123,19 @@ def _trace(model: Any, tokens: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _run(model: Any, attend: SelfOnly, ids: list[int], positions: list[int]) -> Tensor:
+def _run(
+    model: Any, adaptation: Adaptation, attend: SelfOnly, ids: list[int], positions: list[int]
+) -> Tensor:
     """Logits `[N, vocab]`."""
     device = model.device
+    places = torch.tensor(positions, device=device)
     out = model(
         input_ids=torch.tensor([ids], device=device),
-        position_ids=torch.tensor([positions], device=device),
+        position_ids=places[None],
         use_cache=False,
+        **adaptation.keywords(places, places + 1),
         **{KEYWORD: attend},
     )
+    adaptation.release()
     logits: Tensor = out.logits[0]
     return logits

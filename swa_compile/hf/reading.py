@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from swa_compile.hf.adaptation import Adaptation
+from swa_compile.hf.compression import KINDS, read_compression
 from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.hf.masks import Form
@@ -14,14 +17,16 @@ from swa_compile.hf.probe import Seen, measured_calls
 from swa_compile.kv import LayerSpec
 
 
-def read_layers(model: Any) -> tuple[tuple[AttentionLayer, ...], torch.dtype]:
-    """The attention layers of `model` in order, and the dtype of its keys.
+def read_layers(
+    model: Any, adaptation: Adaptation
+) -> tuple[tuple[AttentionLayer, ...], list[LayerSpec], torch.dtype]:
+    """The attention layers of `model` in order, the caches that they want, and their dtype.
 
     Raises:
         UnsupportedModel: naming the first layer that cannot be held in a pool.
     """
     config = model.config.get_text_config()
-    calls = measured_calls(model, _horizon(config))
+    calls = measured_calls(model, adaptation, _horizon(config))
     missing = sorted(set(range(config.num_hidden_layers)) - set(calls))
     if missing:
         raise UnsupportedModel(
@@ -54,7 +59,23 @@ def read_layers(model: Any) -> tuple[tuple[AttentionLayer, ...], torch.dtype]:
                 sinks=seen.call.sinks is not None,
             )
         )
-    return tuple(layers), calls[0].call.key.dtype
+    specs = [layer.spec for layer in layers if layer.stores]
+    for index, layer in enumerate(layers):
+        module = calls[index].call.module
+        types = getattr(config, "layer_types", None)
+        found = read_compression(
+            index, module, layer.cache, layer.spec, len(specs), adaptation.stand_ins
+        )
+        if found is not None:
+            compression, own, more = found
+            specs = [*specs, *more]
+            specs[layer.cache] = own
+            layers[index] = dataclasses.replace(layer, spec=own, compression=compression)
+        elif types and types[index] in KINDS:
+            raise UnsupportedModel(
+                f"layer {index} is '{types[index]}', and {type(module).__name__} has no compressor"
+            )
+    return tuple(layers), specs, calls[0].call.key.dtype
 
 
 def _horizon(config: Any) -> int:

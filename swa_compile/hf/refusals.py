@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from swa_compile.hf.compression import KINDS
 from swa_compile.hf.errors import UnsupportedModel
 
-# Layer kinds of `config.layer_types` that are attention over plain keys and values.
-_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+# Layer kinds of `config.layer_types` that a pool can hold.
+_KINDS = frozenset({"full_attention", "sliding_attention", "chunked_attention", *KINDS})
 
 _WHAT = {
     "linear_attention": "linear attention keeps a recurrent state",
-    "compressed_sparse_attention": "its compressor appends keys inside the layer",
-    "heavily_compressed_attention": "its compressor appends keys inside the layer",
     "hybrid": "a convolution or a state-space part mixes tokens beside the attention",
     "hybrid_sliding": "a convolution mixes tokens beside the attention",
     "mamba": "a state-space layer keeps a recurrent state",
@@ -53,18 +52,8 @@ def _reason(model: Any, config: Any) -> str | None:
         if kind not in _KINDS:
             what = _WHAT.get(kind, "it is not attention over plain keys and values")
             return f"layer {index} is '{kind}': {what}"
-    for name, reason in _FLAGS.items():
-        if getattr(config, name, None):
-            return f"{name} is set: {reason}"
-    rope = _rope_types(config) & {"longrope", "dynamic"}
-    if rope:
-        return f"RoPE of type '{min(rope)}' is chosen by the longest request of the forward"
     if getattr(config, "model_type", None) == "doge":
         return "its layers add a learned mask over keys to the attention scores"
-    if config.model_type == "step3p5" and "sparse" in (
-        getattr(config, "mlp_layer_types", None) or []
-    ):
-        return "its mixture of experts is a Python loop over experts, which does not compile whole"
     if not model._can_set_attn_implementation():
         return "its attention does not go through transformers' attention interface"
     if getattr(model.generation_config, "cache_implementation", None) == "quantized":
@@ -75,17 +64,3 @@ def _reason(model: Any, config: Any) -> str | None:
     if devices and next(iter(devices)).type == "meta":
         return "its parameters are on the meta device: it has no weights"
     return None
-
-
-# Options of configurations, and why a model with them is refused.
-_FLAGS = {
-    "attn_temperature_tuning": "the model counts positions itself and ignores those handed in",
-}
-
-
-def _rope_types(config: Any) -> set[str]:
-    """The RoPE types of a configuration, which may have one per kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    parts = [parameters, *(part for part in parameters.values() if isinstance(part, dict))]
-    types = (part.get("rope_type", part.get("type")) for part in parts)
-    return {kind for kind in types if isinstance(kind, str)}

@@ -55,13 +55,12 @@ def attached(configs: Sequence[Any], name: str = NAME) -> Iterator[None]:
 
 
 @contextmanager
-def measuring(configs: Sequence[Any], recorder: FormRecorder) -> Iterator[None]:
-    """Inside the block the model runs with `recorder` for its mask function."""
+def measuring(recorder: FormRecorder) -> Iterator[None]:
+    """Inside the block `MEASURING` has `recorder` for its mask function."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
     AttentionMaskInterface.register(MEASURING, recorder)
     try:
-        with attached(configs, MEASURING):
-            yield
+        yield
     finally:
         ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(MEASURING, None)

@@ -19,18 +19,27 @@ class Room:
         chunk: prompt tokens of a sequence per forward.
         lookahead: tokens beyond the next one that a decoding sequence may take in a forward.
         name: of the pool, for messages.
+        restarts: sequences may be computed anew, and then send new tokens by chunks, too.
     """
 
     def __init__(
-        self, pool: HybridKVPool, chunk: int, lookahead: int = 0, name: str = "the pool"
+        self,
+        pool: HybridKVPool,
+        chunk: int,
+        lookahead: int = 0,
+        name: str = "the pool",
+        *,
+        restarts: bool = False,
     ) -> None:
         self.pool, self.chunk, self.lookahead, self.name = pool, chunk, lookahead, name
+        self.restarts = restarts
         self._full_pages = pool.full_tokens // pool.page_size
         self._swa_pages = pool.swa_tokens // pool.page_size
 
     def longest_piece(self, sequence: Sequence) -> int:
         """Most tokens by which `sequence` is extended in one forward."""
-        return max(min(self.chunk, len(sequence.prompt)), 1 + self.lookahead)
+        known = sequence.tokens if self.restarts else len(sequence.prompt)
+        return max(min(self.chunk, known), 1 + self.lookahead)
 
     def fits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether all of them can run at once and never run out of slots."""

@@ -20,6 +20,7 @@ class Sequence:
         sent: tokens that have been through the model.
         row: its request in the pool, while it runs.
         draft_row: its request in the pool of a draft model, while it runs and there is one.
+        begun_at: tokens it was known to have when the first of them was sent.
     """
 
     index: int
@@ -29,6 +30,12 @@ class Sequence:
     sent: int = 0
     row: int | None = None
     draft_row: int | None = None
+    begun_at: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that it is known to have."""
+        return len(self.prompt) + len(self.new)
 
     @property
     def tokens(self) -> int:
@@ -38,7 +45,7 @@ class Sequence:
     @property
     def waits_for_token(self) -> bool:
         """All its tokens have been through the model: the last logits give the next."""
-        return self.sent == len(self.prompt) + len(self.new)
+        return self.sent == self.length
 
     def after(self, count: int, most: int) -> list[int]:
         """Of its tokens, new ones included, those behind the first `count`, at most `most`."""
@@ -47,9 +54,9 @@ class Sequence:
 
     def pending(self, most: int) -> list[int]:
         """The next tokens to send, at most `most`."""
-        if self.new:
-            return self.new[-1:]
-        return self.prompt[self.sent : self.sent + most]
+        ahead = self.prompt[self.sent : self.sent + most]
+        start = max(self.sent - len(self.prompt), 0)
+        return ahead + self.new[start : start + most - len(ahead)]
 
 
 class Scheduler:
@@ -61,12 +68,14 @@ class Scheduler:
 
     Args:
         room: of the pool, whose requests are all its own.
+        restart_at: a sequence that grows past so many tokens is computed anew from its first.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, restart_at: int | None = None) -> None:
         self.pool = room.pool
         self.chunk = room.chunk
         self.rooms = [room]
+        self.restart_at = restart_at
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -86,6 +95,9 @@ class Scheduler:
         pieces = []
         for sequence in self.running:
             assert sequence.row is not None
+            if self._outgrown(sequence):
+                self.pool.close(sequence.row)
+                self.open(sequence)
             bound = self.pool.piece_bound(sequence.row)
             most = self.chunk if bound is None else min(self.chunk, bound)
             pieces.append((sequence, sequence.pending(most)))
@@ -101,8 +113,12 @@ class Scheduler:
             self.running.append(sequence)
 
     def open(self, sequence: Sequence) -> None:
-        """Make it a request of the pool."""
-        sequence.row = self.pool.open()
+        """Make it a request of the pool, of which nothing has been sent."""
+        sequence.row, sequence.sent, sequence.begun_at = self.pool.open(), 0, sequence.length
+
+    def _outgrown(self, sequence: Sequence) -> bool:
+        border = self.restart_at
+        return border is not None and sequence.begun_at <= border < sequence.length
 
     def finish(self, sequence: Sequence) -> None:
         """Give back what `sequence` holds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.registration import attached
@@ -34,7 +35,7 @@ def compare_with_eager(bridge: Bridge) -> None:
     random = torch.Generator().manual_seed(0)
     vocab = model.config.get_text_config().vocab_size
     ids = torch.randint(vocab, (length,), generator=random)
-    with attached(bridge.configs, "eager"):
+    with attached(bridge.adaptation.configs, "eager"):
         positions = torch.arange(length, device=model.device)[None]
         out = model(input_ids=ids[None].to(model.device), position_ids=positions, use_cache=False)
     # Cut here: not every forward knows `logits_to_keep`, which then is one more thing to check.
@@ -42,16 +43,21 @@ def compare_with_eager(bridge: Bridge) -> None:
 
     pool = bridge.make_pool(max_tokens=length, max_requests=1)
     request = pool.open()
+
+    def forward(piece: list[int]) -> Tensor:
+        # The eager forward has all tokens at once, so that is the length it goes by.
+        batch = bridge.batch(pool, [(request, piece)], [length])
+        return bridge.forward(batch, pool)[0].float()
+
     prompt, decoded = ids[:-_DECODED].tolist(), ids[-_DECODED:].tolist()
     start, got = 0, []
     while start < len(prompt):
         step = min(len(prompt) - start, max([*windows, 1]) if any(windows) else 256)
         step = min(step, pool.piece_bound(request) or step)
-        logits = bridge.forward(pool.batch({request: prompt[start : start + step]}), pool)
+        logits = forward(prompt[start : start + step])
         start += step
-    got.append(logits[0].float())
-    for token in decoded:
-        got.append(bridge.forward(pool.batch({request: [token]}), pool)[0].float())
+    got.append(logits)
+    got += [forward([token]) for token in decoded]
 
     error = float((torch.stack(got) - want).abs().max() / want.abs().max().clamp_min(1e-12))
     allowed = _TOLERANCE.get(bridge.dtype, _LOW_PRECISION_TOLERANCE)

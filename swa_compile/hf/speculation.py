@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from swa_compile.hf.acceptance import Acceptance
+from swa_compile.hf.bridge import Bridge
 from swa_compile.hf.drafting import Draft
 from swa_compile.hf.errors import UnsupportedModel, naming
 from swa_compile.hf.generator import HybridGenerator, Token
@@ -102,6 +103,9 @@ class SpeculativeGenerator(HybridGenerator):
                 max_context=self.pool.max_context,
                 page_size=page_size,
             )
+        _refuse_what_rolls_back_wrongly(self.bridge)
+        with _as_draft():
+            _refuse_what_rolls_back_wrongly(self.draft.bridge)
         self.acceptance = Acceptance()
         self.verify = Verification(
             self.bridge, self.pool, draft_tokens, self.width, backend, options
@@ -184,6 +188,21 @@ def _refuse_pair(model: Any, draft: Any) -> None:
             f"the draft model has a vocabulary of {theirs} tokens and the target one of {ours}: "
             "both have to be the same (up to the padding of the embeddings)"
         )
+
+
+def _refuse_what_rolls_back_wrongly(bridge: Bridge) -> None:
+    """Raise UnsupportedModel where a rejected token leaves more behind than its own rows."""
+    with naming(bridge.model):
+        if bridge.adaptation.ropes:
+            raise UnsupportedModel(
+                "RoPE goes by the length of a request, which a rejected token may have taken past "
+                "a border; speculative decoding needs RoPE by position alone"
+            )
+        if any(layer.compression is not None for layer in bridge.layers):
+            raise UnsupportedModel(
+                "compressed layers make one entry of several tokens, which is not taken back with "
+                "a rejected one; speculative decoding needs layers with a row for each token"
+            )
 
 
 @contextmanager

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from swa_compile.hf.bridge import Bridge, logits_of
 from swa_compile.hf.compiling import LEAST, compile_apart, compiles, mark_dynamic, mark_rows
-from swa_compile.hf.layers import AttentionLayer
-from swa_compile.hf.registration import attached
 from swa_compile.hf.rounds import Turn
 from swa_compile.kv import ForwardBatch, HybridKVPool
 from swa_compile.kv.host import on_device
@@ -30,8 +28,7 @@ class Drafted:
 
 
 def verify(
-    model: Any,
-    layers: tuple[AttentionLayer, ...],
+    bridge: Bridge,
     pool: HybridKVPool,
     batch: ForwardBatch,
     drafted: Drafted,
@@ -55,7 +52,7 @@ def verify(
         cu_seqlens_q=batch.cu_seqlens_q,
         full_to_swa_index_mapping=batch.full_to_swa_index_mapping,
     )
-    logits = logits_of(model, layers, pool, batch, lanes.flatten())
+    logits = logits_of(bridge, pool, batch, lanes.flatten())
     likely = logits.argmax(-1).view(lanes.shape)
     proposed = ids[lanes][:, 1:]
     places = torch.arange(proposed.shape[1], device=counts.device)
@@ -115,8 +112,8 @@ class Verification:
             mark_dynamic(batch)
             mark_rows(*vars(drafted).values())
         bridge = self.bridge
-        with torch.no_grad(), attached(bridge.configs):
-            logits, result = self._call(bridge.model, bridge.layers, self.pool, batch, drafted)
+        with torch.no_grad(), bridge.adaptation.attached():
+            logits, result = self._call(bridge, self.pool, batch, drafted)
         k = self.tokens
         logits = logits.view(-1, k + 1, logits.shape[-1])
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,15 +31,14 @@ class ForwardBatch:
         Raises:
             TypeError: a dtype is wrong. ValueError: a shape is. Both name the field.
         """
-        for field in fields(self):
-            dtype, rank = _FORM[field.name]
-            value = getattr(self, field.name)
+        for name, (dtype, rank) in _FORM.items():
+            value = getattr(self, name)
             if not isinstance(value, Tensor) or value.dtype is not dtype:
                 got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                raise TypeError(f"ForwardBatch.{field.name} is {dtype}; got {got}")
+                raise TypeError(f"ForwardBatch.{name} is {dtype}; got {got}")
             if value.dim() != rank:
                 raise ValueError(
-                    f"ForwardBatch.{field.name} has rank {rank}; got shape {tuple(value.shape)}"
+                    f"ForwardBatch.{name} has rank {rank}; got shape {tuple(value.shape)}"
                 )
         tokens, requests = self.input_ids.shape[0], self.seq_lens.shape[0]
         sizes = {

@@ -1,5 +1,6 @@
 """transformers models generate over the pool in every graph mode what they generate alone."""
 
+import copy
 import importlib.util
 from pathlib import Path
 
@@ -62,6 +63,37 @@ def test_experts_that_read_sizes_on_the_host_are_skipped_by_name():
     assert sum(captures.replays for captures in captured) == 0
     skips = [skip for captures in captured for skip in captures.skipped]
     assert skips and all("runs uncaptured" in skip.message for skip in skips)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "deepseek_v4: compressed layers",
+        "llama4_text: temperature tuning",
+        "mistral: dynamic RoPE",
+        "phi3: longrope",
+        "step3p7: experts",
+    ],
+)
+def test_tokens_are_those_of_transformers_where_others_stand_in_for_parts(variant):
+    torch._dynamo.reset()
+    model = families.build(variant).cuda()
+    ours = HybridGenerator(
+        model, max_tokens=300, max_requests=3, options={"cudagraphs": "auto", "strict": False}
+    )
+    for prompt, tokens in zip(PROMPTS, ours.generate(PROMPTS, 24), strict=True):
+        # The model keeps the longest length that it has met; see tests/models/runs.py.
+        fresh = copy.deepcopy(model)
+        ids = torch.tensor([prompt], device="cuda")
+        want = fresh.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            do_sample=False,
+            use_cache="longrope" not in variant,
+        )
+        assert tokens == want[0, len(prompt) :].tolist()
+    assert [report.translation_nodes for report in ours.reports] == [1]
 
 
 def test_a_bucket_runner_stands_around_a_models_forward():

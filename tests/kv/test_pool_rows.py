@@ -19,12 +19,17 @@ def make(**sizes):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"kind": "half"}, "kind is 'full' or 'swa'; got 'half'"),
+        ({"kind": "half"}, "kind is 'full', 'swa' or 'compressed'; got 'half'"),
         ({"kind": "swa"}, "window is wanted"),
         ({"kind": "full", "window": 3}, "window is None for a layer of kind 'full'"),
         ({"kind": "swa", "window": 0}, "window is an int of at least 1; got 0"),
         ({"kind": "full", "kv_heads": 0}, "kv_heads is an int of at least 1; got 0"),
         ({"kind": "full", "v_dim": True}, "v_dim is an int of at least 1; got True"),
+        ({"kind": "full", "v_dim": 3, "shared": True}, "v_dim is k_dim, 2, where K and V are sha"),
+        ({"kind": "compressed"}, "ratio is wanted for a layer of kind 'compressed'"),
+        ({"kind": "compressed", "ratio": 0}, "ratio is an int of at least 1; got 0"),
+        ({"kind": "compressed", "ratio": 4, "window": 3}, "window is None for a layer of kind 'c"),
+        ({"kind": "full", "ratio": 4}, "ratio .* is None for one of kind 'full'; got 4"),
     ],
 )
 def test_a_spec_that_means_nothing_is_refused(arguments, words):

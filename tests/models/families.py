@@ -31,6 +31,13 @@ CONFIGS = {
     "afmoe": {**ALTERNATING, **MOE, "num_experts": 4, "num_dense_layers": 1},
     "cohere2": ALTERNATING,
     "cohere2_moe": {**ALTERNATING, **MOE, "num_experts": 4, "num_shared_experts": 1},
+    "cohere_compass_text": {
+        **ALTERNATING,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+            for kind in ALTERNATING["layer_types"][:2]
+        },
+    },
     "cwm": ALTERNATING,
     "deepseek_v4": {
         **MOE,
@@ -66,6 +73,14 @@ CONFIGS = {
         "altup_num_inputs": 2,
     },
     "gemma4_text": {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2,
+        "global_head_dim": 24,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+    },
+    "gemma4_unified_text": {
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
         "num_kv_shared_layers": 2,
@@ -115,6 +130,7 @@ CONFIGS = {
     "muse_glimmer": ALTERNATING,
     "olmo3": ALTERNATING,
     "phi3": {},
+    "phi4_multimodal": {},
     "phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen2_moe": {
@@ -131,6 +147,92 @@ CONFIGS = {
     "step3p7": {**ALTERNATING, **DENSE, "num_sliding_attention_heads": 6},
     "vaultgemma": {**ALTERNATING, "query_pre_attn_scalar": 16},
 }
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.02 * i for i in range(8)],
+    "long_factor": [2.0 + 0.3 * i for i in range(8)],
+    "original_max_position_embeddings": 16,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+# What a family computes only where its configuration says so: name -> family, what differs.
+# The borders of RoPE lie below the longest prompt of the tests and above the others.
+VARIANTS = {
+    "deepseek_v4: compressed layers": (
+        "deepseek_v4",
+        {
+            "layer_types": [
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+                "sliding_attention",
+                "compressed_sparse_attention",
+            ],
+            "mlp_layer_types": ["hash_moe"] + ["moe"] * 3,
+            "compress_rates": {
+                "compressed_sparse_attention": 4,
+                "heavily_compressed_attention": 8,
+            },
+            # With few heads many entries score exactly 0, and a choice among equals is anybody's.
+            "index_n_heads": 16,
+            "index_head_dim": 16,
+            "index_topk": 3,
+        },
+    ),
+    "gemma3_text: dynamic RoPE on full layers": (
+        "gemma3_text",
+        {
+            "max_position_embeddings": 16,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": DYNAMIC,
+            },
+        },
+    ),
+    "llama4_text: temperature tuning": (
+        "llama4_text",
+        {"attn_temperature_tuning": True, "floor_scale": 4, "attn_scale": 0.5},
+    ),
+    "mistral: dynamic RoPE": (
+        "mistral",
+        {"rope_parameters": DYNAMIC, "max_position_embeddings": 16},
+    ),
+    "phi3: longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                **LONGROPE,
+                "partial_rotary_factor": 0.75,
+                "short_factor": LONGROPE["short_factor"][:6],
+                "long_factor": LONGROPE["long_factor"][:6],
+            },
+        },
+    ),
+    "phi4_multimodal: longrope": (
+        "phi4_multimodal",
+        {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE},
+    ),
+    "phimoe: longrope": (
+        "phimoe",
+        {
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {**LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3},
+        },
+    ),
+    "step3p7: experts": (
+        "step3p7",
+        {
+            "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "share_expert_dim": 32,
+            "swiglu_limits": [0.0, 0.5, 0.0, 0.0],
+        },
+    ),
+}
+EVERY = sorted([*CONFIGS, *VARIANTS])
 
 # Language models that come only with a vision part, which is not used here.
 # One of each way in which families differ, for `make test`; `make models` runs all.
@@ -149,6 +251,11 @@ TELLING = (
     "olmo3",
     "phimoe",  # no keyword for the window
     "qwen3_moe",
+    "deepseek_v4: compressed layers",
+    "llama4_text: temperature tuning",
+    "mistral: dynamic RoPE",
+    "phi3: longrope",
+    "step3p7: experts",
 )
 
 WITH_VISION = ("muse_glimmer", "step3p7")
@@ -161,10 +268,11 @@ VISION = {
 
 
 def build(family, dtype=torch.float32, **changes):
-    """A model of `family` with weights so large that every key of a query counts."""
+    """A model of a family or variant, with weights so large that every key of a query counts."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    settings = copy.deepcopy({**COMMON, **CONFIGS.get(family, {}), **changes})
+    family, variant = VARIANTS.get(family, (family, {}))
+    settings = copy.deepcopy({**COMMON, **CONFIGS.get(family, {}), **variant, **changes})
     if family in WITH_VISION:
         config = AutoConfig.for_model(
             family, text_config=settings, vision_config=VISION, image_token_id=VOCAB - 1

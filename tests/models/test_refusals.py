@@ -13,13 +13,6 @@ from . import families, runs
 
 SIZES = {"max_tokens": 100, "max_requests": 2, "backend": None}
 
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0] * 8,
-    "original_max_position_embeddings": 64,
-}
 LINEAR = ["linear_attention", "full_attention"] * 2
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 # Family, what its configuration says, and what the refusal has to say.
@@ -31,32 +24,11 @@ BY_CONFIG = [
     ("doge", {}, "learned mask over keys"),
     ("zaya", {"num_experts": 4, "moe_intermediate_size": 32}, "layer 0 is 'hybrid'"),
     (
-        "deepseek_v4",
-        {
-            **families.CONFIGS["deepseek_v4"],
-            "layer_types": ["sliding_attention", "compressed_sparse_attention"] * 2,
-            "index_n_heads": 2,
-            "index_head_dim": 16,
-        },
-        "compressor appends keys",
+        "llama4_text",
+        {"rope_parameters": families.DYNAMIC},
+        "RoPE of type 'dynamic' is chosen by the longest request of the forward, and "
+        "Llama4TextRotaryEmbedding computes it in a way that cannot be told by the request",
     ),
-    (
-        "phi3",
-        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
-        "'longrope' is chosen by the longest request",
-    ),
-    (
-        "step3p7",
-        {
-            "mlp_layer_types": ["dense", "sparse"] * 2,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "share_expert_dim": 32,
-        },
-        "Python loop over experts",
-    ),
-    ("llama4_text", {"attn_temperature_tuning": True}, "counts positions itself"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
     ("bloom", {}, "attention interface"),
 ]

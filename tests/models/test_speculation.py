@@ -285,6 +285,22 @@ def test_a_draft_that_no_pool_can_hold_is_refused_as_a_draft(model):
         generator(model, torch.nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("phi3: longrope", "RoPE goes by the length of a request"),
+        ("deepseek_v4: compressed layers", "compressed layers make one entry of several tokens"),
+    ],
+)
+def test_what_a_rejected_token_would_leave_behind_is_refused(model, family, words):
+    other = families.build(family)
+    with pytest.raises(UnsupportedModel, match=words):
+        generator(other, other)
+    if other.config.vocab_size == model.config.vocab_size:
+        with pytest.raises(UnsupportedModel, match=f"as a draft model: .*{words}"):
+            generator(model, other)
+
+
 def test_a_draft_on_another_device_is_refused(model, monkeypatch):
     draft = families.build("gemma3_text")
     monkeypatch.setattr(type(draft), "device", property(lambda self: torch.device("cuda", 1)))
