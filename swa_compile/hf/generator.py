@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from swa_compile.collecting import collect
-from swa_compile.hf.bridge import Bridge, Forward
+from swa_compile.hf.bridge import Bridge
+from swa_compile.hf.buckets import forward_in_buckets
 from swa_compile.hf.progress import token_progress
 from swa_compile.hf.room import Room, chunk_for
 from swa_compile.hf.sampling import Sampling
@@ -48,6 +49,9 @@ class HybridGenerator:
         options: of the backend; for "swa" see `swa_compile.Options`.
         chunk: prompt tokens of a request per forward; default: the window, or 512 without one,
             less where `swa_tokens` is too small for that.
+        capture_sizes: token counts that batches are padded to and captured at, by a
+            `BucketRunner`; larger ones run as they are. By default powers of 2 up to
+            `max_requests` on a GPU where the backend captures, and none elsewhere; () for none.
 
     Attributes:
         reports: a `GraphReport` of every graph that was compiled.
@@ -75,6 +79,7 @@ class HybridGenerator:
         options: dict[str, Any] | None = None,
         max_context: int | None = None,
         chunk: int | None = None,
+        capture_sizes: Sequence[int] | None = None,
     ) -> None:
         self.bridge = Bridge(model)
         self.pool = self.bridge.make_pool(
@@ -87,7 +92,9 @@ class HybridGenerator:
         )
         self.reports: list[GraphReport] = []
         self.chunk = chunk_for(self.pool, chunk)
-        self.forward = Forward(self.bridge, self.pool, backend, options)
+        self.forward = forward_in_buckets(
+            self.bridge, self.pool, backend, options, capture_sizes, max_requests
+        )
         # Of every batch, so that its shape does not change with the lengths of the requests.
         self.width = -(-self.pool.max_context // page_size)
         self._running = False

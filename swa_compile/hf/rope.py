@@ -33,6 +33,8 @@ class RopeBatch(ForwardBatch):
         """As `ForwardBatch.pad`."""
         more = tokens - len(self.rope_lengths)
         padded = super().pad(tokens, requests)
+        if padded is self:
+            return self
         return RopeBatch(
             **vars(padded), rope_lengths=nn.functional.pad(self.rope_lengths, (0, more))
         )

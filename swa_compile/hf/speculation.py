@@ -89,6 +89,7 @@ class SpeculativeGenerator(HybridGenerator):
             options=options,
             max_context=max_context,
             chunk=chunk,
+            capture_sizes=(),  # of `prefill` alone
         )
         with _as_draft():
             self.draft = Draft(

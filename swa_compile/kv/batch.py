@@ -71,6 +71,8 @@ class ForwardBatch:
         """
         more, rows = tokens - self.input_ids.shape[0], requests - self.seq_lens.shape[0]
         refuse_to_shrink(self.input_ids.shape[0], self.seq_lens.shape[0], tokens, requests)
+        if not more and not rows:
+            return self  # static inputs stay where they are
         # The last offset again: the padding requests have no tokens.
         ends = self.cu_seqlens_q[-1:].expand(rows)
         return ForwardBatch(

@@ -34,7 +34,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @given(programs(), OPTIONS, st.sampled_from([None, None, True]))
-@settings(max_examples=CAMPAIGN or 200, **COMMON)
+@settings(max_examples=CAMPAIGN or 120, **COMMON)
 def test_interpreted_programs_do_what_numpy_does(program, options, dynamic):
     check(program, "swa_eager", options, dynamic)
 

@@ -96,9 +96,11 @@ def test_tokens_are_those_of_transformers_where_others_stand_in_for_parts(varian
     assert [report.translation_nodes for report in ours.reports] == [1]
 
 
-def test_a_bucket_runner_stands_around_a_models_forward():
+def test_decode_runs_in_buckets_that_are_captured_ahead():
     torch._dynamo.reset()
     model = families.build("gemma3_text", head_dim=32).cuda()
     ours = HybridGenerator(model, max_tokens=300, max_requests=4)
-    ours.forward = BucketRunner(ours.forward, [1, 2, 4], progress=False)
+    assert isinstance(ours.forward, BucketRunner) and ours.forward.capture_sizes == (2, 4)
     assert ours.generate(PROMPTS, 24) == [alone(model, prompt, 24) for prompt in PROMPTS]
+    assert all(use.graph_bytes for use in ours.forward.buckets if use.tokens == use.requests)
+    assert sum(report.captures.full_replays for report in ours.reports) > 0

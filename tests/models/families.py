@@ -237,23 +237,15 @@ EVERY = sorted([*CONFIGS, *VARIANTS])
 # Language models that come only with a vision part, which is not used here.
 # One of each way in which families differ, for `make test`; `make models` runs all.
 TELLING = (
-    "cohere2",  # no RoPE on full layers
-    "deepseek_v4",  # one KV head, K is V, sinks
+    "deepseek_v4: compressed layers",  # one KV head, K is V, sinks, entries of several tokens
     "gemma2",  # softcaps
-    "gemma3_text",  # RoPE by kind, qk-norm
     "gemma3n_text",  # shared caches
     "gemma4_text",  # heads and dims by kind
     "gpt_oss",  # sinks, experts
     "laguna",  # query heads by layer
-    "llama4_text",  # chunks
+    "llama4_text: temperature tuning",  # chunks
     "mimo_v2_flash",  # D_v apart from D, sinks on sliding layers alone
     "mistral",  # every layer slides
-    "olmo3",
-    "phimoe",  # no keyword for the window
-    "qwen3_moe",
-    "deepseek_v4: compressed layers",
-    "llama4_text: temperature tuning",
-    "mistral: dynamic RoPE",
     "phi3: longrope",
     "step3p7: experts",
 )

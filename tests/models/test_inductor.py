@@ -20,7 +20,12 @@ def test_inductor_copies_no_cache():
 
 
 @pytest.mark.parametrize(
-    ("family", "page_size"), [("gpt_oss", 16), ("gemma4_text", 4), ("llama4_text", 4)]
+    ("family", "page_size"),
+    [
+        ("gpt_oss", 16),
+        pytest.param("gemma4_text", 4, marks=pytest.mark.slow),
+        ("llama4_text", 4),
+    ],
 )
 def test_pages_of_several_tokens_change_nothing(family, page_size):
     compare(family, "swa_eager", lambda name, value: None, page_size=page_size)

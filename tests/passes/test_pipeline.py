@@ -129,7 +129,7 @@ print(json.dumps([[report.to_dict() for report in reports], rows]))
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("engine", ["swa", "pipeline"])
+@pytest.mark.parametrize("engine", ["swa", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_a_second_process_hits_the_cache_and_still_reports(engine, tmp_path):
     script = tmp_path / "warm.py"
     script.write_text(textwrap.dedent(WARM))

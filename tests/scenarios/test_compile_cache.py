@@ -59,6 +59,7 @@ def test_a_moved_cache_folder_hits_and_another_option_misses(tmp_path):
     assert (cold["stores_lowered"], opaque["stores_lowered"]) == (2, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_other_split_ops_miss_the_cache(tmp_path):
     """Row B36: code that was cut elsewhere is never served on a warm start."""

@@ -1,0 +1,64 @@
+"""Decode batches of a few sizes, captured ahead: where they are used, and which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swa_compile.hf.bridge import Bridge, Forward
+from swa_compile.hf.compiling import LEAST
+from swa_compile.kv import ForwardBatch, HybridKVPool
+from swa_compile.runner import BucketRunner
+
+_CAPTURING = ("full", "piecewise", "auto")
+
+
+def forward_in_buckets(
+    bridge: Bridge,
+    pool: HybridKVPool,
+    backend: Any,
+    options: dict[str, Any] | None,
+    capture_sizes: Sequence[int] | None,
+    max_requests: int,
+) -> Callable[[ForwardBatch], Tensor]:
+    """A `Forward`, in a `BucketRunner` where there are sizes for it (see `bucket_sizes`)."""
+    sizes = bucket_sizes(capture_sizes, backend, options, bridge.model.device, max_requests)
+    if not sizes:
+        return Forward(bridge, pool, backend, options)
+    if backend == "swa":
+        # What is larger is never captured: the sizes of prompts come and go.
+        options = {**(options or {}), "capture_sizes": list(sizes)}
+    forward = Forward(bridge, pool, backend, options)
+    # `Forward` marks the sizes itself, and nothing is captured where no backend does.
+    return BucketRunner(forward, sizes, dynamic=False, capture=False)
+
+
+def bucket_sizes(
+    capture_sizes: Sequence[int] | None,
+    backend: Any,
+    options: dict[str, Any] | None,
+    device: torch.device,
+    max_requests: int,
+) -> tuple[int, ...]:
+    """Token counts that batches are padded to; none where they are not.
+
+    Args:
+        capture_sizes: asked for; None for the option of that name, or, where that is not given
+            either, powers of 2 up to `max_requests` on a GPU where `backend` captures.
+        backend, options: of torch.compile.
+    """
+    if capture_sizes is not None:
+        return tuple(capture_sizes)
+    options = options or {}
+    if backend != "swa" or options.get("cudagraphs", "auto") not in _CAPTURING:
+        return ()
+    if device.type != "cuda":
+        return ()
+    if options.get("capture_sizes"):
+        return tuple(options["capture_sizes"])
+    most = max(max_requests, LEAST)
+    powers = [1 << i for i in range(1, most.bit_length()) if 1 << i < most]
+    return (*powers, most)
