@@ -32,13 +32,13 @@ from torch.fx import Graph
 
 from .folder import (
     ENVIRONMENT_VARIABLE,
-    MAX_BYTES,
     discard_folder,
     dump_root,
     new_folder,
     publish_folder,
     write_file,
 )
+from .graph_file import FORMAT, write_graph
 from .hoist import Hoisted, Prologue
 from .options import PassOptions
 from .provenance import provenance
@@ -48,7 +48,6 @@ from .tracing import print_graph, trace_report, trace_stage
 
 __all__ = ["ENVIRONMENT_VARIABLE", "StageDump", "dump_root", "op_counts", "write_report"]
 
-FORMAT = 1
 # A line-by-line comparison of more than this takes longer than the compilation.
 _MAX_DIFF_LINES = 40_000
 
@@ -171,53 +170,6 @@ class StageDump:
 def write_report(folder: Path, report: GraphReport) -> None:
     """Write `report.json` into `folder`."""
     write_file(folder / "report.json", json.dumps(report.to_dict(), indent=2) + "\n")
-
-
-def write_graph(folder: Path, data: dict[str, Any]) -> None:
-    """Write `graph.json`; stages that do not fit into the bound of a file are left out, last first.
-
-    Most nodes look the same in several stages, so each distinct one is written once: "nodes" is
-    the table of them, and a stage holds indices into it. `read_graph` undoes that. "omitted" names
-    the stages that were left out.
-    """
-    stages = list(data["stages"])
-    omitted: list[str] = []
-    while True:
-        packed = {**data, **_pack(stages)}
-        if omitted:
-            packed["omitted"] = omitted
-        text = json.dumps(packed, separators=(",", ":"))
-        if len(text) <= MAX_BYTES or not stages:
-            break
-        omitted = [stages.pop()["name"], *omitted]
-    write_file(folder / "graph.json", text + "\n")
-
-
-def read_graph(folder: Path) -> dict[str, Any]:
-    """What `write_graph` was given, from the file in `folder`; without stages if there is none."""
-    path = folder / "graph.json"
-    if not path.exists():
-        return {"format": FORMAT, "stages": []}
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    table = data.pop("nodes", [])
-    for stage in data["stages"]:
-        stage["nodes"] = [table[i] for i in stage["nodes"]]
-    return data
-
-
-def _pack(stages: list[dict[str, Any]]) -> dict[str, Any]:
-    table: list[dict[str, Any]] = []
-    index: dict[str, int] = {}
-    packed = []
-    for stage in stages:
-        order = []
-        for node in stage["nodes"]:
-            place = index.setdefault(json.dumps(node), len(table))
-            if place == len(table):
-                table.append(node)
-            order.append(place)
-        packed.append({**stage, "nodes": order})
-    return {"stages": packed, "nodes": table}
 
 
 def unified_diff(before: str, after: str, name_before: str, name_after: str) -> str:

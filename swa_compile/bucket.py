@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from swa_compile.addresses import LARGE, Output, Placement, independent, nbytes, sharing
+from swa_compile.captures import Recorded
 from swa_compile.pieces import PieceStates
 from swa_compile.schedule import Schedule
 
@@ -80,6 +81,11 @@ class Bucket:
     schedule: Schedule | None = None
     returns: list[Output] = field(default_factory=list)
     stale: bool = False
+
+    def recorded(self) -> Recorded:
+        """What is repeated, for the record."""
+        pieces = tuple(sorted(self.states.recordings))
+        return Recorded(self.whole is not None, pieces, self.schedule is not None)
 
     def forget(self) -> None:
         """Drop the recordings; what was learned of the addresses stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +33,22 @@ class Skip:
         return f"{self.code}{where}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What is repeated at one bucket.
+
+    Attributes:
+        whole: one graph of the whole call.
+        pieces: else, numbers of the pieces that have a graph; none where it runs uncaptured.
+        direct: the pieces and the operators between them are launched without running the code
+            around them.
+    """
+
+    whole: bool = False
+    pieces: tuple[int, ...] = ()
+    direct: bool = False
+
+
 @dataclass
 class Captures:
     """What happened to one compiled graph so far; it goes on counting.
@@ -50,6 +67,7 @@ class Captures:
         recaptured: buckets recorded anew because a tensor that a graph is bound to had moved.
         copied_inputs: tensors copied into a buffer of the graph's, over all calls.
         memory: bytes that recording each bucket added to the graph's memory pools.
+        recorded: what is repeated at each bucket that was met twice.
         skipped: what was not captured, and why.
         further_skips: how many more there were of which no record is kept.
     """
@@ -64,8 +82,32 @@ class Captures:
     recaptured: int = 0
     copied_inputs: int = 0
     memory: dict[str, int] = field(default_factory=dict)
+    recorded: dict[str, Recorded] = field(default_factory=dict)
     skipped: list[Skip] = field(default_factory=list)
     further_skips: int = 0
+
+    def __post_init__(self) -> None:
+        self._write: Callable[[], None] | None = None  # no field: a file is no part of the record
+
+    def write_with(self, write: Callable[[], None]) -> None:
+        """Have `write` keep a copy of this record on disk, now and where `write` is called."""
+        self._write = write
+        write()
+
+    def write(self) -> None:
+        """Bring the copy in the dump up to date; nothing where there is no dump."""
+        if self._write is not None:
+            self._write()
+
+    def note(self, bucket: str, recorded: Recorded) -> None:
+        """Say what is repeated at `bucket` from now on, also in the dump.
+
+        Where tensors move, a bucket is recorded again and again with the same outcome: that is
+        written once.
+        """
+        if self.recorded.get(bucket) != recorded:
+            self.recorded[bucket] = recorded
+            self.write()
 
     def skip(self, skip: Skip) -> bool:
         """Keep `skip`; False where it is known already, or there are too many."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.fx import GraphModule
 
 from swa_compile.bucket import Inputs
 from swa_compile.call_sizes import CallSizes
+from swa_compile.capture_file import copy_to
 from swa_compile.captures import Captures, Skip
 from swa_compile.cudagraphs import CapturedGraph
 from swa_compile.inductor import InnerCode, can_wrap
@@ -122,9 +125,14 @@ class Capturing:
         return call
 
     def attach(self, reports: Sequence[GraphReport]) -> list[GraphReport]:
-        """`reports`, each with the record of its graph."""
+        """`reports`, each with the record of its graph, of which its dump has a copy."""
         if len(reports) != len(self.records):
             return list(reports)
+        for report, record in zip(reports, self.records, strict=True):
+            if report.dump is not None:
+                copy_to(Path(report.dump), record)
+        for graph in self.graphs:  # the last counts, when the graph goes or the process ends
+            weakref.finalize(graph, graph.captures.write)
         return [
             replace(report, captures=record)
             for report, record in zip(reports, self.records, strict=True)

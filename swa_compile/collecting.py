@@ -18,7 +18,8 @@ def collect() -> Iterator[list[GraphReport]]:
 
     Nested blocks all see the inner graphs. The block sees what its own thread compiles (and
     contexts that are copied from it). A graph that stock Inductor (with `passes.pipeline()` and
-    without the `swa` backend) takes from its cache is known only when the block ends.
+    without the `swa` backend) takes from its cache is known only when the block ends. Then
+    dumps are told, too, how often what was captured has been replayed.
     """
     settle()  # what was compiled before the block belongs to the blocks around it
     reports: list[GraphReport] = []
@@ -27,6 +28,9 @@ def collect() -> Iterator[list[GraphReport]]:
             yield reports
         finally:
             settle()
+            for report in reports:
+                if report.captures is not None:
+                    report.captures.write()
 
 
 def settle() -> None:

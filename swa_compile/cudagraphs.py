@@ -165,6 +165,7 @@ class CapturedGraph:
         added = self._recorder.memory() - before
         memory = self.captures.memory
         memory[bucket.label] = memory.get(bucket.label, 0) + added
+        self.captures.note(bucket.label, bucket.recorded())
         if result is None:
             bucket.forget()
             self.captures.uncaptured += 1

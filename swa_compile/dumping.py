@@ -14,8 +14,9 @@ from torch.fx import GraphModule
 from swa_compile.inductor import Generated
 from swa_compile.options import Options
 from swa_compile.passes import GraphReport
-from swa_compile.passes.dump import read_graph, unified_diff, write_graph, write_report
+from swa_compile.passes.dump import unified_diff, write_report
 from swa_compile.passes.folder import dump_root, new_folder, publish_folder, write_file
+from swa_compile.passes.graph_file import read_graph, write_graph
 from swa_compile.passes.provenance import provenance
 from swa_compile.passes.stages import describe
 from swa_compile.passes.tracing import print_graph, trace_stage

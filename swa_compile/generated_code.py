@@ -134,50 +134,73 @@ def calls_around_pieces(code: str) -> list[int | str] | None:
     """
     if not _PARTITION.search(code):
         return None
+    call = _method_around_pieces(code)
+    if call is None or not all(map(_is_plain, call.body)):
+        return None
+    return _pieces_and_operators(call)
+
+
+def pieces_and_operators(code: str) -> list[int | str]:
+    """The same, whatever else that code does; nothing where it calls no piece."""
+    call = _method_around_pieces(code)
+    calls = [] if call is None else _pieces_and_operators(call)
+    return calls if any(isinstance(name, int) for name in calls) else []
+
+
+def _method_around_pieces(code: str) -> ast.FunctionDef | None:
     try:
         tree = ast.parse(code)
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: null bytes, before Python 3.12
         return None
     runner = next(
         (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Runner"), None
     )
     methods = [n for n in runner.body if isinstance(n, ast.FunctionDef)] if runner else []
-    call = next((method for method in methods if method.name == "call"), None)
-    if call is None:
-        return None
-    calls: list[int | str] = []
-    return calls if all(_is_plain(statement, calls) for statement in call.body) else None
+    return next((method for method in methods if method.name == "call"), None)
 
 
-def _is_plain(statement: ast.stmt, calls: list[int | str]) -> bool:
-    """Whether `statement` is of a known kind; what it calls is appended to `calls`."""
+def _pieces_and_operators(method: ast.FunctionDef) -> list[int | str]:
+    calls = [node for node in ast.walk(method) if isinstance(node, ast.Call)]
+    calls.sort(key=_end)  # arguments are called ahead of what they are handed to
+    found: list[int | str] = []
+    for call in calls:
+        name = ast.unparse(call.func)
+        if piece := _CALLED_PIECE.fullmatch(name):
+            found.append(int(piece[1]))
+        elif name.startswith(_OPERATOR):
+            found.append(name.removeprefix(_OPERATOR))
+    return found
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    return node.end_lineno or 0, node.end_col_offset or 0
+
+
+def _is_plain(statement: ast.stmt) -> bool:
+    """Whether `statement` is of a known kind."""
     match statement:
         case ast.With(items=items, body=body):
-            guards = all(_are_known(item.context_expr, calls) for item in items)
-            return guards and all(_is_plain(inner, calls) for inner in body)
+            return all(_is_known(i.context_expr) for i in items) and all(map(_is_plain, body))
         case ast.If(body=[ast.Raise()], orelse=[]):  # an assertion on sizes, which are the bucket's
-            return _are_known(statement.test, calls)
+            return _is_known(statement.test)
         case ast.Assign(targets=[ast.Name() | ast.Tuple()], value=value):
-            return _are_known(value, calls)
+            return _is_known(value)
         case ast.Return(value=value) | ast.Expr(value=value):
-            return value is None or _are_known(value, calls)
+            return value is None or _is_known(value)
         case ast.Delete() | ast.Pass():
             return True
     return False
 
 
-def _are_known(expression: ast.expr, calls: list[int | str]) -> bool:
-    """Whether all calls in `expression` are of a known kind."""
+def _is_known(expression: ast.expr) -> bool:
+    """Whether all that `expression` does is known: hand tensors around, call pieces, operators."""
     for node in ast.walk(expression):
         if isinstance(node, _DOING_MORE):
             return False
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            if piece := _CALLED_PIECE.fullmatch(name):
-                calls.append(int(piece[1]))
-            elif name.startswith(_OPERATOR):
-                calls.append(name.removeprefix(_OPERATOR))
-            elif name not in _HARMLESS:
+            piece = _CALLED_PIECE.fullmatch(name)
+            if not (piece or name.startswith(_OPERATOR) or name in _HARMLESS):
                 return False
         elif isinstance(node, ast.Subscript) and not _CALLED_PIECE.fullmatch(ast.unparse(node)):
             return False  # of a tensor, that copies or views

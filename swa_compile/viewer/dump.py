@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swa_compile.passes.dump import read_graph
+from swa_compile.passes.graph_file import read_graph
 
 PAGE = "index.html"
 
@@ -22,6 +22,7 @@ class Dump:
         graph: `graph.json` (see `swa_compile.passes.stages`); no stages for code from a cache.
         texts: file name -> text of each stage, difference, table and error that is there.
         code: Inductor's, "" where there is none.
+        captures: the text of `captures.json`, "" where nothing was to be captured.
     """
 
     folder: Path
@@ -29,6 +30,7 @@ class Dump:
     graph: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     code: str = ""
+    captures: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Dump:
@@ -51,6 +53,7 @@ class Dump:
             read_graph(folder),
             texts,
             texts.pop("03-inductor.py", ""),
+            _read(captures) if (captures := folder / "captures.json").exists() else "",
         )
 
     def stage(self, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What Inductor's generated code calls, in order, and into which pieces it was cut."""
+"""What Inductor's generated code calls, in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_FUNCTION = re.compile(r"^\s*def (?P<name>call|partition_(?P<partition>\d+))\(")
+_FUNCTION = re.compile(r"^\s*def (?:call|partition_(?P<partition>\d+))\(")
 _CALL = re.compile(r"^\s+(?:[\w, ()]+ = )?(?P<callee>[\w.]+(?:\[\d+\])?)\((?P<args>.*)\)\s*$")
 _SOURCES = re.compile(r"^\s*# Topologically Sorted Source Nodes: \[(?P<nodes>.*?)\]")
 _PIECE = re.compile(r"^self\.partitions\[(\d+)\]$")
@@ -62,28 +62,6 @@ def kernel_calls(code: str, mappings: Sequence[str] = ()) -> list[dict[str, Any]
         )
         nodes = ""
     return found
-
-
-def partition_order(code: str) -> list[int | str]:
-    """What the outermost `call` runs: numbers of partitions, and names of the operators between."""
-    order: list[int | str] = []
-    inside = False
-    for line in code.splitlines():
-        function = _FUNCTION.match(line)
-        if function:
-            inside = function["name"] == "call"
-            continue
-        if inside and line and not line[0].isspace():
-            inside = False
-        call = _CALL.match(line) if inside else None
-        if call is None:
-            continue
-        piece = _PIECE.match(call["callee"])
-        if piece:
-            order.append(int(piece[1]))
-        elif call["callee"].startswith("torch.ops."):
-            order.append(call["callee"].removeprefix("torch.ops."))
-    return order if any(isinstance(item, int) for item in order) else []
 
 
 def _kind(callee: str) -> str:

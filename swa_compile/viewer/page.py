@@ -17,7 +17,14 @@ from swa_compile.viewer.dump import PAGE, Dump
 from swa_compile.viewer.story import tell
 
 # In this order: each file uses what the ones ahead of it define.
-_SCRIPTS = ("dom.js", "data.js", "lines.js", "details.js", "lanes.js", "tabs.js", "main.js")
+_SCRIPTS = (
+    *("dom.js", "data.js", "lines.js", "captures.js", "details.js", "chips.js", "middle.js"),
+    *("edges.js", "minimap.js", "bands.js", "lanes.js", "tabs.js", "theme.js", "main.js"),
+)
+
+
+# The element that holds what was captured. It stands ahead of all that a dump's texts go into.
+_CAPTURES = '<script id="captures" type="application/json">'
 
 
 def write_page(folder: Path) -> None:
@@ -27,6 +34,19 @@ def write_page(folder: Path) -> None:
         ValueError: where `folder` holds no dump.
     """
     write_file(folder / PAGE, page(Dump.read(folder)))
+
+
+def put_captures(folder: Path, text: str) -> None:
+    """Put `text`, the `captures.json` of today, into the page in `folder`, if there is one.
+
+    The rest of the page stays as it is: it was made of the graph, which does not change.
+    """
+    path = folder / PAGE
+    if path.exists():
+        head, start, rest = path.read_text(encoding="utf-8").partition(_CAPTURES)
+        _, end, tail = rest.partition("</script>")
+        if start and end:
+            write_file(path, f"{head}{start}{_inert(text)}{end}{tail}")
 
 
 def page(dump: Dump) -> str:
@@ -42,6 +62,7 @@ def page(dump: Dump) -> str:
             "POLICY": policy(script),
             "STYLE": _asset("page.css"),
             "SUMMARY": html.escape(_headline(dump)),
+            "CAPTURES": f"{_CAPTURES}{_inert(dump.captures)}</script>",
             "DATA": data,
             "SCRIPT": script,
         },
@@ -107,6 +128,11 @@ def _headline(dump: Dump) -> str:
         f"{report['translations_left']} are left in the layer code, {len(report['refused'])} were "
         f"refused; {report['stores_lowered']} of {report['stores_found']} stores were lowered."
     )
+
+
+def _inert(text: str) -> str:
+    """JSON as a browser reads it in an element, whatever the strings in it say."""
+    return text.replace("<", "\\u003c")
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

@@ -6,8 +6,9 @@ from collections import defaultdict
 from typing import Any
 
 from swa_compile.viewer.dump import Dump
-from swa_compile.viewer.kernels import kernel_calls, partition_order
+from swa_compile.viewer.kernels import kernel_calls
 from swa_compile.viewer.layers import ANCHORS, Layers, find_layers, follow_layers
+from swa_compile.viewer.pieces import find_pieces
 
 Node = dict[str, Any]
 
@@ -21,7 +22,7 @@ def tell(dump: Dump) -> dict[str, Any]:
         "rule" (how layers were told apart), "before" (the stage ahead of the hoist), "layers" (each
         with "name", and per stage its "calls" and "anchors"), "values" (each with what the report
         says, "code" of a refusal or "", "calls", and its "nodes" per stage), "kernels",
-        "partitions", "inputs" (graph input -> the user's name).
+        "pieces" (see `find_pieces`), "inputs" (graph input -> the user's name).
     """
     stages = {stage["name"]: stage["nodes"] for stage in dump.graph["stages"]}
     before = next((n for n in ("lifted", "functional", "captured") if n in stages), "")
@@ -54,7 +55,7 @@ def tell(dump: Dump) -> dict[str, Any]:
         "layers": layers,
         "values": values,
         "kernels": kernel_calls(dump.code, mappings) if dump.code else [],
-        "partitions": partition_order(dump.code) if dump.code else [],
+        "pieces": _pieces(dump, stages, of),
         "inputs": _input_names(dump, stages),
     }
 
@@ -207,6 +208,15 @@ def _add_nodes_per_stage(
                             if about.get("prologue") and about.get("dtype") in _INDEX_DTYPES:
                                 holding[arg] = None
                 value["nodes"][stage] = list(holding)
+
+
+def _pieces(
+    dump: Dump, stages: dict[str, list[Node]], of: dict[str, Layers]
+) -> list[dict[str, Any]]:
+    if not dump.code:
+        return []
+    last = next(reversed(stages), "")  # the nearest to the code
+    return find_pieces(dump.code, stages.get(last, []), of.get(last, Layers("")))
 
 
 def _input_names(dump: Dump, stages: dict[str, list[Node]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import swa_compile.cli
-from swa_compile.passes.dump import read_graph, write_graph
+from swa_compile.passes.graph_file import read_graph, write_graph
 from swa_compile.viewer.serve import serve
 
 from .conftest import Model, arguments, compile_into

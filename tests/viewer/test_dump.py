@@ -14,9 +14,9 @@ import torch
 
 import swa_compile
 from swa_compile.ops import store_kv, translate_loc
-from swa_compile.passes import dump as dump_module
 from swa_compile.passes import folder as folder_module
-from swa_compile.passes.dump import read_graph
+from swa_compile.passes import graph_file
+from swa_compile.passes.graph_file import read_graph
 from swa_compile.viewer.dump import Dump, graph_folders
 
 MAPPING, LOC = torch.arange(10), torch.tensor([1, 2])
@@ -137,7 +137,7 @@ def test_a_file_beyond_the_bound_is_cut_at_a_line_and_says_so(tmp_path, monkeypa
 
 
 def test_nodes_beyond_the_bound_are_left_out_by_stages(tmp_path, monkeypatch):
-    monkeypatch.setattr(dump_module, "MAX_BYTES", 4000)
+    monkeypatch.setattr(graph_file, "MAX_BYTES", 4000)
     (report,) = compile_once(tmp_path)[1]
     data = read_graph(Path(report.dump))
     assert data["omitted"] and {s["name"] for s in data["stages"]}.isdisjoint(data["omitted"])

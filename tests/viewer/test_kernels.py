@@ -1,6 +1,7 @@
 """What is read from Inductor's code, on code written by hand in its manner."""
 
-from swa_compile.viewer.kernels import kernel_calls, partition_order
+from swa_compile.generated_code import pieces_and_operators
+from swa_compile.viewer.kernels import kernel_calls
 
 ONE_PIECE = """
 from torch._inductor import async_compile
@@ -72,5 +73,5 @@ def test_partitions_are_told_apart_and_ordered():
         ("extern_kernels.mm", 1),
         ("torch.ops.swa.paged_attention.default", None),
     ]
-    assert partition_order(PIECES) == [0, "swa.paged_attention.default", 1]
-    assert partition_order(ONE_PIECE) == []
+    assert pieces_and_operators(PIECES) == [0, "swa.paged_attention.default", 1]
+    assert pieces_and_operators(ONE_PIECE) == []

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from swa_compile.passes.dump import read_graph, write_graph
+from swa_compile.passes.graph_file import read_graph, write_graph
 from swa_compile.viewer.page import write_page
 
 from .conftest import Model, arguments, compile_into
@@ -171,24 +171,6 @@ def test_a_dump_of_a_pass_that_raised_shows_the_error_and_its_stages(
     assert shown.texts(".figure b") == ["failed"]
     assert shown.page.locator(".left .chip").count() == 6
     assert "undefined" not in shown.page.locator("body").inner_text()
-
-
-def test_partitions_stand_at_the_layer_that_they_end_at(model_dump, open_page, tmp_path):
-    """With code in Inductor's manner, cut at the four attention calls: five pieces."""
-    folder = tmp_path / "graph-000"
-    shutil.copytree(model_dump, folder)
-    calls = "".join(
-        f"        (b{i},) = self.partitions[{i}](partition{i}_args)\n"
-        + f"        c{i} = torch.ops.swa.paged_attention.default(b{i})\n" * (i < 4)
-        for i in range(5)
-    )
-    code = f"class Runner:\n    def call(self, args):\n{calls}        return (c4, )\n"
-    (folder / "03-inductor.py").write_text(code)
-    write_page(folder)
-    shown = open_page(folder)
-    assert shown.texts(".band") == ["P0", "P1", "P2", "P3"]
-    shown.page.locator("#slider").fill("2")
-    assert shown.texts(".band") == []
 
 
 @pytest.fixture(scope="module")

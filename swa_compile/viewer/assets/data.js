@@ -3,7 +3,10 @@
 async function load() {
   const packed = Uint8Array.from(atob($("data").textContent), (c) => c.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
+  const data = JSON.parse(await new Response(stream).text());
+  const captures = $("captures").textContent;
+  data.captures = captures ? JSON.parse(captures) : null;
+  return data;
 }
 
 function index(data) {

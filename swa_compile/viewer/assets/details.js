@@ -8,6 +8,7 @@ function drawDetails(app) {
   const node = app.node && stage && stage.byName.get(app.node);
   if (node) return drawNode(app, panel, stage, node);
   if (app.value !== null) return drawValue(app, panel, app.data.story.values[app.value]);
+  if (app.piece !== null) return drawPiece(app, panel);
   drawReport(app, panel);
 }
 
@@ -144,6 +145,7 @@ function drawReport(app, panel) {
     fact("cache-sized buffers in the code", number(report.cache_copies)),
     fact("partitions", number(report.partitions)),
     fact("layers told apart by", story.layers.length ? story.rule : "")));
+  drawCaptures(app, panel);
   panel.append(el("h3", {}, "Keys"), el("ul", { class: "keys" },
     [["/", "search"], ["Esc", "back to this"], ["[ ]", "stage before, after"], ["1-6", "views"],
       ["arrows", "move through the lanes"], ["Enter", "choose"]].map(

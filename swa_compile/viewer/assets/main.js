@@ -1,7 +1,7 @@
 // What is shown: the view, the stage, the chosen node; and the ways to change it.
 
 const app = {
-  data: null, tab: "picture", stop: 0, node: "", nodeAt: "", value: null, cursor: "",
+  data: null, tab: "picture", stop: 0, node: "", nodeAt: "", value: null, piece: null, cursor: "",
   query: "", hits: [], hitNames: new Set(), hit: 0, scroll: 0, kernelLine: 0,
   revealLayer() {}, redrawLanes() {},
 
@@ -11,7 +11,7 @@ const app = {
   choose(name, stage) {
     const node = app.data.stage(stage) && app.data.stage(stage).byName.has(name);
     if (!node) return;
-    Object.assign(app, { node: name, nodeAt: stage, value: null, query: "" });
+    Object.assign(app, { node: name, nodeAt: stage, value: null, piece: null, query: "" });
     $("search").value = "";
     const layer = app.data.layerOf.get(`${stage} ${name}`);
     if (app.tab === "picture") {
@@ -22,12 +22,19 @@ const app = {
     remember();
   },
   chooseValue(i) {
-    Object.assign(app, { node: "", value: i, query: "" });
+    Object.assign(app, { node: "", value: i, piece: null, query: "" });
     app.redrawLanes();
     drawDetails(app);
   },
+  choosePiece(i) {
+    Object.assign(app, { node: "", nodeAt: "", value: null, piece: i, query: "" });
+    $("search").value = "";
+    app.redrawLanes();
+    drawDetails(app);
+    remember();
+  },
   clear() {
-    Object.assign(app, { node: "", nodeAt: "", value: null, query: "", hits: [], hitNames: new Set() });
+    Object.assign(app, { node: "", nodeAt: "", value: null, piece: null, query: "", hits: [], hitNames: new Set() });
     $("search").value = "";
     app.redrawLanes();
     drawDetails(app);
@@ -86,6 +93,7 @@ function remember() {
   if (app.tab !== "picture") state.set("view", app.tab);
   if (app.rightStage()) state.set("stage", app.rightStage().name);
   if (app.node) state.set("node", app.node);
+  if (app.piece !== null) state.set("piece", app.piece);
   try { history.replaceState(null, "", `#${state}`); } catch { /* not allowed here */ }
 }
 
@@ -94,6 +102,9 @@ function recall() {
   const stop = app.data.stages.findIndex((stage) => stage.name === state.get("stage"));
   if (stop >= 0) app.stop = stop;
   if (TABS.some(([name]) => name === state.get("view"))) app.tab = state.get("view");
+  if (app.data.story.pieces.some((item) => String(item.piece) === state.get("piece"))) {
+    app.piece = Number(state.get("piece"));
+  }
   const stage = app.rightStage();
   if (state.get("node") && stage && stage.byName.has(state.get("node"))) {
     Object.assign(app, { node: state.get("node"), nodeAt: stage.name });
@@ -122,6 +133,10 @@ function drawHead() {
     figures.push(figure(report.cache_copies, "cache copies", report.cache_copies ? "bad" : "good"));
   }
   if (report.partitions !== null) figures.push(figure(report.partitions, "partitions"));
+  const { captures } = app.data;
+  if (captures) {
+    figures.push(figure(captures.captures, "CUDA graphs", captures.skipped.length ? "bad" : ""));
+  }
   if (report.from_cache) figures.push(figure("warm", "from the cache", "lead"));
   $("figures").append(...figures);
 }
@@ -202,27 +217,8 @@ function keys(event) {
   }
 }
 
-function theme() {
-  const modes = ["system", "light", "dark"];
-  const root = document.documentElement;
-  let mode = "system";
-  try { mode = localStorage.getItem("swa-theme") || mode; } catch { /* a file may have no storage */ }
-  const set = () => {
-    root.dataset.theme = mode;
-    $("theme").textContent = mode;
-    try { localStorage.setItem("swa-theme", mode); } catch { /* as above */ }
-    if (app.data) app.redrawLanes();
-  };
-  $("theme").addEventListener("click", () => {
-    mode = modes[(modes.indexOf(mode) + 1) % modes.length];
-    set();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => app.redrawLanes());
-  set();
-}
-
 async function start() {
-  theme();
+  theme(app);
   try {
     app.data = index(await load());
   } catch (error) {
