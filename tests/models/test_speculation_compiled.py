@@ -74,7 +74,10 @@ def test_all_draft_steps_share_one_translation_and_one_compilation(family, kind)
     assert (len(lead.values), len(many.values)) == (2, 3)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 6])
+@pytest.mark.parametrize(
+    "steps",
+    [2, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 6))],
+)
 def test_the_number_of_steps_does_not_change_the_number_of_nodes(steps):
     target = families.build("mistral", num_hidden_layers=2)
     ours = compiled(target, draft_for(target, "noisy"), draft_tokens=steps)
@@ -147,6 +150,7 @@ def test_small_models_over_one_mapping_have_one_translation_each():
     assert found_and_nodes(reports) == [(2 * n, 1) for n in sliding]
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_inductor_copies_no_cache_and_gives_the_same_tokens():
     target = families.build("gemma3_text", **TWO)
