@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -121,7 +122,8 @@ class Captures:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return asdict(self)
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return data
 
     def summary(self) -> str:
         """Readable lines."""

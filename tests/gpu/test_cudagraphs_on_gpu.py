@@ -3,9 +3,11 @@
 The reference runs the same forward eagerly on the CPU, in float64.
 """
 
+import json
 import re
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ import torch
 import swa_compile
 from swa_compile.cudagraphs import CaptureUseError
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
+from swa_compile.viewer.dump import Dump
+from swa_compile.viewer.story import tell
 
 FULL, ROWS, LAYERS, HEADS, DIM = 192, 48, 4, 2, 16
 WIDTH = HEADS * DIM
@@ -460,3 +464,23 @@ def test_a_graph_keeps_no_cache_alive():
     before = torch.cuda.memory_allocated()
     del cache
     assert before - torch.cuda.memory_allocated() >= 32 << 20
+
+
+def test_the_dump_says_what_was_captured_and_a_replay_leaves_it_alone(tmp_path):
+    *_, compiled = compiled_pair(cudagraphs="auto", dump_dir=str(tmp_path))
+    with torch.no_grad(), swa_compile.collect() as reports:
+        for n, make in [(4, decode), (8, extend)] * 3:
+            compiled(*on_gpu(make(n, n)))
+    captures = reports[0].captures
+    folder = Path(reports[0].dump)
+    said = json.loads((folder / "captures.json").read_text())
+    assert {**captures.to_dict(), "time": said["time"]} == said
+    assert said["recorded"]["4 tokens"]["whole"] is True
+    assert said["recorded"]["8 tokens"]["pieces"] == list(range(LAYERS + 1))
+    pieces = [p for p in tell(Dump.read(folder))["pieces"] if "piece" in p]
+    assert len(pieces) == LAYERS + 1 and all(p["line"] for p in pieces)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(*on_gpu(decode(4, 4)))
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before

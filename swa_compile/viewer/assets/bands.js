@@ -1,7 +1,7 @@
 // The pieces that Inductor cut the graph into, as bands beside the lanes, with the operators at which
 // it was cut between them; and a bar along all of them where whole calls were captured.
 
-const GAP = 7; // between two bands, for the operator
+const GAP = 6; // between two bands, for the operator
 
 // Of each piece, from where to where it reaches, in lanes; of each operator, where it stands. []
 // where no operator belongs to a layer, and at stages that the pieces were not cut from.
@@ -79,7 +79,8 @@ function drawBands(app, strip, bands, height, first, last) {
       onkeydown: (event) => stepBand(app, bands, band, event),
     }, label);
     const top = band.top * height + (band.top > 0 ? GAP / 2 : 1);
-    const bottom = band.bottom * height - (band.bottom < app.data.story.layers.length ? GAP / 2 : 2);
+    const bottom = band.bottom * height - (band.bottom < app.data.story.layers.length ? GAP / 2 : 1);
+    box.classList.toggle("thin", bottom - top < 15);
     Object.assign(box.style, { top: `${top}px`, height: `${Math.max(3, bottom - top)}px` });
     parts.push(box);
   }

@@ -51,6 +51,8 @@ function drawLanes(app, view) {
       rows.append(strip);
     }
     if (focused) rows.querySelector(focused)?.focus({ preventScroll: true });
+    const { list } = middle;
+    list.classList.toggle("goes-on", list.scrollTop + list.clientHeight < list.scrollHeight - 2);
     drawEdges(app, picture, edges, middle, stage, early);
     drawMap(app, map, top, seen, height, stage);
     const hiddenAbove = Math.round(top / height);
