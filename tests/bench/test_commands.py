@@ -62,6 +62,7 @@ def test_some_rows_of_the_targets_can_be_asked_for(tmp_path):
     assert list(rows) == ["passes"] and rows["passes"]["depths"][0]["us_per_node"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_compiled_variants_are_compared_and_reported(tmp_path):
     path = tmp_path / "results.json"

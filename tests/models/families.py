@@ -237,7 +237,6 @@ EVERY = sorted([*CONFIGS, *VARIANTS])
 # Language models that come only with a vision part, which is not used here.
 # One of each way in which families differ, for `make test`; `make models` runs all.
 TELLING = (
-    "deepseek_v4: compressed layers",  # one KV head, K is V, sinks, entries of several tokens
     "gemma2",  # softcaps
     "gemma3n_text",  # shared caches
     "gemma4_text",  # heads and dims by kind

@@ -8,6 +8,7 @@ from .test_families import compare, fresh
 
 
 @pytest.mark.inductor
+@pytest.mark.slow
 def test_a_family_with_sinks_and_experts_compiled_by_inductor_is_right():
     compare("gpt_oss", "swa", lambda name, value: None)
 

@@ -49,7 +49,12 @@ def found_and_nodes(reports):
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("gemma3_text", "noisy"), ("gpt_oss", "small"), ("mistral", "itself")]
+    ("family", "kind"),
+    [
+        ("gemma3_text", "noisy"),
+        pytest.param("gpt_oss", "small", marks=pytest.mark.slow),
+        ("mistral", "itself"),
+    ],
 )
 def test_all_draft_steps_share_one_translation_and_one_compilation(family, kind):
     """Scenarios A8 and A9: draft steps, and prompts that go into the draft's cache alone."""

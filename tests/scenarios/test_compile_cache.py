@@ -41,6 +41,7 @@ def run(program, folder, **options):
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.inductor
 def test_a_moved_cache_folder_hits_and_another_option_misses(tmp_path):
     """Row B37: a cache that is copied to another machine is worth its bytes, and an option that
