@@ -17,7 +17,8 @@ _ALLOCATION = re.compile(r"(\w+) = empty_strided\w*\(\(([^()]*)\), \([^()]*\), t
 _ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTILINE)
 _PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
 _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
-_NO_KERNELS = frozenset({"assert_size_stride", "assert_alignment", "reinterpret_tensor"})
+_ASSERTIONS = frozenset({"assert_size_stride", "assert_alignment", "assert_tensor_metadata"})
+_NO_KERNELS = _ASSERTIONS | {"reinterpret_tensor"}
 _PIECE = re.compile(r"^.*\bself\.partitions\[(\d+)\]\(.*$", re.MULTILINE)
 _TOP_LEVEL = re.compile(r"^\w", re.MULTILINE)
 _NAME = re.compile(r"\b\w+\b")
@@ -109,17 +110,12 @@ def _extent(shape: tuple[str, ...]) -> int | tuple[str, ...]:
 
 
 # What Inductor's code does between the pieces without launching anything.
-_HARMLESS = frozenset(
-    {
-        "args.clear",
-        "assert_alignment",
-        "assert_size_stride",
-        "get_raw_stream",
-        "reinterpret_tensor",
-        "torch.cuda._DeviceGuard",
-        "torch.cuda.set_device",
-    }
-)
+_HARMLESS = _NO_KERNELS | {
+    "args.clear",
+    "get_raw_stream",
+    "torch.cuda._DeviceGuard",
+    "torch.cuda.set_device",
+}
 _OPERATOR = "torch.ops."
 _CALLED_PIECE = re.compile(r"self\.partitions\[(\d+)\]")
 _DOING_MORE = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, ast.Lambda, ast.comprehension)

@@ -9,6 +9,7 @@ from swa_compile.ops.attention_choice import KERNELS, attention_kernel
 
 from .test_compiled import LAYERS, Forward, agree, decode, extend
 
+ATTENTION = "swa.paged_attention.default"
 CODE = """
 class Runner:
     def __init__(self, partitions):
@@ -48,9 +49,11 @@ def partition_0(args):
 
 def test_code_that_hands_tensors_around_is_known_whole():
     calls = calls_around_pieces(CODE.replace("{more}", "stream0 = get_raw_stream(0)"))
-    assert calls == [0, "swa.paged_attention.default", 1]
+    assert calls == [0, ATTENTION, 1]
     calls = calls_around_pieces(CODE.replace("{more}", "torch.ops.mine.log.default(buf3)"))
-    assert calls == [0, "swa.paged_attention.default", "mine.log.default", 1]
+    assert calls == [0, ATTENTION, "mine.log.default", 1]
+    more = "assert_tensor_metadata(buf3, (s77, 8), (8, 1), torch.float32, 'an operator')"  # 2.14
+    assert calls_around_pieces(CODE.replace("{more}", more)) == [0, ATTENTION, 1]
 
 
 @pytest.mark.parametrize(
