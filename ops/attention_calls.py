@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import Tensor
 
-from .attention_choice import AttentionKernel
+from .attention_choice import AttentionKernel, NamedKernel
 from .attention_reference import Keys
 
 Launch = Callable[[], None]
@@ -63,6 +63,6 @@ def tell(
         page_table=borrow(keys.page_table),
         sinks=None if keys.sinks is None else borrow(keys.sinks),
     )
-    bind = getattr(kernel, "bind", None)
+    bind = kernel.bind if isinstance(kernel, NamedKernel) else None
     launch = bind(q, keys, seq_lens, cu_seqlens_q, out, borrow) if bind is not None else None
     hear(launch or partial(kernel.run, q, keys, seq_lens, cu_seqlens_q, out))

@@ -67,6 +67,10 @@ class Placement:
             if is_at != was_at
         ]
 
+    def aligned(self) -> bool:
+        """Whether Inductor's code takes the bound tensors as they are: it aligns to 16 bytes."""
+        return all(address % 16 == 0 for address in self.addresses)
+
     def fill(self, values: list[Any]) -> int:
         """Put the buffers in place of the owned `values`, filled with them: how many were copied.
 

@@ -232,11 +232,15 @@ class CapturedGraph:
             for piece in self._pieces:
                 piece.call = None
             bucket.stale = call.broken
+        # What ran between the pieces may keep memory that a schedule would write over.
+        bucket.schedule = None
         if recording:
             bucket.returns = self._kept(outputs, passed)
-            bucket.schedule = schedule(
-                self._calls, call.steps, bucket.states.recordings, self._recorder, bucket.label
-            )
+            # Inductor copies inputs that are not aligned, ahead of the code, at every call.
+            if bucket.placement is not None and bucket.placement.aligned():
+                bucket.schedule = schedule(
+                    self._calls, call.steps, bucket.states.recordings, self._recorder, bucket.label
+                )
         if bucket.states.recordings:
             self.captures.replays += 1
         else:

@@ -73,6 +73,8 @@ def schedule(
         calls: what the code around the pieces calls; None where that is not known.
         steps: what the recording saw of it.
     """
+    if asked() != (None, ""):
+        return None  # a kernel of somebody's choice may keep memory between the pieces
     seen = [step if isinstance(step, int) else _ATTENTION for step in steps]
     if calls is None or seen != list(calls):
         return None

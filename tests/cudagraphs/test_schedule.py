@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import swa_compile
+from swa_compile.addresses import Placement
 from swa_compile.generated_code import calls_around_pieces
 from swa_compile.ops.attention_choice import KERNELS, attention_kernel
 
@@ -120,3 +121,11 @@ def test_an_override_of_the_attention_holds_for_calls_that_are_repeated(on_cpu):
         with attention_kernel(other):  # another size is recorded under the override
             agree(model, compiled, reference, [decode(8, seed) for seed in range(4)])
         assert other.runs == 4 * 2 * LAYERS
+        assert captures.direct_replays == 2  # a bucket that somebody chose for has the long way
+
+
+def test_inputs_that_inductor_would_copy_are_seen():
+    base = torch.zeros(64, dtype=torch.int32)
+    assert Placement({0: base, 1: base[4:]}, {}).aligned()
+    assert not Placement({0: base, 1: base[1:]}, {}).aligned()
+    assert Placement({0: base}, {1: base[1:]}).aligned()  # a buffer of its own
