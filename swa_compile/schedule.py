@@ -15,6 +15,7 @@ from swa_compile.recording import Recorder
 
 Step = int | Callable[[], None]
 
+_NOTHING = (None, "")
 _ATTENTION = "swa.paged_attention.default"
 
 
@@ -42,11 +43,10 @@ class Schedule:
         ]
         self._launches = [launch for _, launch in self._steps]
         self._recorder = recorder
-        self._asked = asked()
 
     def applies(self) -> bool:
         """Whether the operators would launch the same here as they did when it was made."""
-        return self._asked == asked()
+        return asked() == _NOTHING
 
     def run(self) -> None:
         """Launch everything on the current stream."""
@@ -73,7 +73,7 @@ def schedule(
         calls: what the code around the pieces calls; None where that is not known.
         steps: what the recording saw of it.
     """
-    if asked() != (None, ""):
+    if asked() != _NOTHING:
         return None  # a kernel of somebody's choice may keep memory between the pieces
     seen = [step if isinstance(step, int) else _ATTENTION for step in steps]
     if calls is None or seen != list(calls):

@@ -124,6 +124,25 @@ def test_an_override_of_the_attention_holds_for_calls_that_are_repeated(on_cpu):
         assert captures.direct_replays == 2  # a bucket that somebody chose for has the long way
 
 
+@pytest.mark.inductor
+@pytest.mark.parametrize("offset", [0, 1])
+def test_lengths_that_are_not_aligned_are_read_at_every_call(on_cpu, offset):
+    """On a GPU Inductor copies them ahead of its code, which a list of launches leaves out."""
+    model, reference = Forward(), Forward()
+    compiled = torch.compile(model, backend="swa", options={"cudagraphs": "piecewise"})
+    held = decode(4, 0)
+    packed = torch.zeros(16, dtype=torch.int32)
+    held[4] = packed[offset : offset + 4]
+    with swa_compile.collect() as reports:
+        for seed in range(5):
+            for mine, new in zip(held, decode(4, seed), strict=True):
+                mine.copy_(new)
+            held[4][seed % 4] = 1
+            agree(model, compiled, reference, [held])
+    direct = reports[0].captures.direct_replays
+    assert direct == 0 if offset else direct > 0
+
+
 def test_inputs_that_inductor_would_copy_are_seen():
     base = torch.zeros(64, dtype=torch.int32)
     assert Placement({0: base, 1: base[4:]}, {}).aligned()
