@@ -17,8 +17,17 @@ _ALLOCATION = re.compile(r"(\w+) = empty_strided\w*\(\(([^()]*)\), \([^()]*\), t
 _ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTILINE)
 _PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
 _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
-_ASSERTIONS = frozenset({"assert_size_stride", "assert_alignment", "assert_tensor_metadata"})
-_NO_KERNELS = _ASSERTIONS | {"reinterpret_tensor"}
+# The last gives back what is aligned; schedules are made of aligned inputs alone.
+_NO_KERNELS = frozenset(
+    {
+        "assert_alignment",
+        "assert_size_stride",
+        "assert_size_stride_grouped",
+        "assert_tensor_metadata",
+        "reinterpret_tensor",
+        "copy_if_misaligned",
+    }
+)
 _PIECE = re.compile(r"^.*\bself\.partitions\[(\d+)\]\(.*$", re.MULTILINE)
 _TOP_LEVEL = re.compile(r"^\w", re.MULTILINE)
 _NAME = re.compile(r"\b\w+\b")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swa_compile.hf.bridge import Bridge, Forward
-from swa_compile.hf.compiling import LEAST
+from swa_compile.hf.compiling import LEAST, compiles
 from swa_compile.kv import ForwardBatch, HybridKVPool
 from swa_compile.runner import BucketRunner
 
@@ -51,14 +51,21 @@ def bucket_sizes(
         backend, options: of torch.compile.
     """
     if capture_sizes is not None:
-        return tuple(capture_sizes)
+        return _padded(capture_sizes, backend)
     options = options or {}
     if backend != "swa" or options.get("cudagraphs", "auto") not in _CAPTURING:
         return ()
     if device.type != "cuda":
         return ()
     if options.get("capture_sizes"):
-        return tuple(options["capture_sizes"])
+        return _padded(options["capture_sizes"], backend)
     most = max(max_requests, LEAST)
     powers = [1 << i for i in range(1, most.bit_length()) if 1 << i < most]
     return (*powers, most)
+
+
+def _padded(sizes: Sequence[int], backend: Any) -> tuple[int, ...]:
+    """`sizes` as `Forward` runs them: one of 1 would be that of `LEAST` at other addresses."""
+    if not compiles(backend):
+        return tuple(sizes)
+    return tuple(LEAST if type(size) is int and size == 1 else size for size in sizes)

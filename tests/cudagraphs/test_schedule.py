@@ -53,6 +53,8 @@ def test_code_that_hands_tensors_around_is_known_whole():
     assert calls == [0, ATTENTION, 1]
     calls = calls_around_pieces(CODE.replace("{more}", "torch.ops.mine.log.default(buf3)"))
     assert calls == [0, ATTENTION, "mine.log.default", 1]
+    for more in ("arg4_1 = copy_if_misaligned(arg4_1)", "assert_size_stride_grouped(buf3, buf2)"):
+        assert calls_around_pieces(CODE.replace("{more}", more)) == [0, ATTENTION, 1]
     more = "assert_tensor_metadata(buf3, (s77, 8), (8, 1), torch.float32, 'an operator')"  # 2.14
     assert calls_around_pieces(CODE.replace("{more}", more)) == [0, ATTENTION, 1]
 

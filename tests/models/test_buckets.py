@@ -70,6 +70,9 @@ def test_a_prompt_is_not_captured_and_decode_is(on_cpu):
         (None, "swa", None, CPU, 16, ()),
         ((), "swa", None, GPU, 16, ()),
         ([2, 4], "swa_eager", None, CPU, 16, (2, 4)),
+        ([1, 4], "swa", None, GPU, 16, (2, 4)),  # a compiled forward has two rows at least
+        (None, "swa", {"capture_sizes": [1, 4]}, GPU, 16, (2, 4)),
+        ([1, 4], None, None, CPU, 16, (1, 4)),
     ],
 )
 def test_sizes_are_those_asked_for_or_powers_of_two_where_graphs_are_captured(
