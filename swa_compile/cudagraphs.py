@@ -113,7 +113,7 @@ class CapturedGraph:
         watched = _watched.get()
         if watched is not None and self not in watched:
             watched.append(self)
-        bucket = self._bucket(values)
+        bucket = None if _uncaptured.get() else self._bucket(values)
         if bucket is None or bucket.off:
             self.captures.uncaptured += 1
             return self._run(values)
@@ -324,3 +324,17 @@ def watching() -> Iterator[list[CapturedGraph]]:
         yield graphs
     finally:
         _watched.reset(token)
+
+
+# Whether this context runs captured code without its graphs.
+_uncaptured: ContextVar[bool] = ContextVar("swa_compile_uncaptured", default=False)
+
+
+@contextmanager
+def uncaptured() -> Iterator[None]:
+    """Captured code that is called inside the block records and repeats nothing."""
+    token = _uncaptured.set(True)
+    try:
+        yield
+    finally:
+        _uncaptured.reset(token)

@@ -15,7 +15,8 @@ from swa_compile.passes.report import Cache
 
 _ALLOCATION = re.compile(r"(\w+) = empty_strided\w*\(\(([^()]*)\), \([^()]*\), torch\.(\w+)")
 _ALIAS = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?(\w+)[,;]", re.MULTILINE)
-_PARTITION = re.compile(r"^\s*def partition_\d+\(", re.MULTILINE)
+_BUFFER = re.compile(r"^\s*(buf\d+) = ", re.MULTILINE)
+_PARTITION = re.compile(r"^\s*def (partition_\d+)\(", re.MULTILINE)
 _CALL = re.compile(r"^\s*(?:\w+ = )?(?P<callee>[\w.]+)\((?P<args>.*)\)$", re.MULTILINE)
 # The last gives back what is aligned; schedules are made of aligned inputs alone.
 _NO_KERNELS = frozenset(
@@ -106,6 +107,27 @@ def _kernel_arguments(code: str) -> Iterator[str]:
 def partition_count(code: str) -> int | None:
     """How many pieces the generated `code` was cut into; None where it was not cut."""
     return len(_PARTITION.findall(code)) or None
+
+
+class PiecesError(RuntimeError):
+    """Code that was cut into pieces would compute something else than the graph."""
+
+
+def check_pieces(code: str) -> None:
+    """See that no piece of `code` makes a buffer that another one has made already.
+
+    Raises:
+        PiecesError: one does: what the other wrote there is lost.
+    """
+    maker: dict[str, str] = {}
+    for piece in _PARTITION.findall(code):
+        for name in dict.fromkeys(_BUFFER.findall(_function(code, piece))):
+            if maker.setdefault(name, piece) != piece:
+                raise PiecesError(
+                    f"Inductor's code makes {name} in {maker[name]} and again in {piece}, so that "
+                    "what the first wrote is lost; compile this model with cudagraphs='full' or "
+                    "'off', which do not cut the code, and report this"
+                )
 
 
 def _extent(shape: tuple[str, ...]) -> int | tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from swa_compile.generated_code import calls_around_pieces
+from swa_compile.generated_code import calls_around_pieces, check_pieces
 from swa_compile.options import Options
 from swa_compile.passes import OptionError, pipeline
 
@@ -85,8 +85,16 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
         cut = options.cudagraphs in ("piecewise", "auto") and can_wrap()
         patches["graph_partition"] = cut
         patches["custom_should_partition_ops"] = list(options.split_ops) if cut else []
+    if patches["graph_partition"]:
+        patches.update((key, value) for key, value in _OWN_MEMORY.items() if key in known)
     patches["post_grad_custom_pre_pass"] = pipeline(options)
     return patches
+
+
+# Inductor has kernels write into slices of what torch.cat returns, and pads tensors by room behind
+# them. Where such a tensor is made in one piece of cut code and used in another, it does not hand
+# on the memory around it: each piece allocates it anew, and most of it is never written.
+_OWN_MEMORY = {"force_pointwise_cat": True, "inplace_padding": False}
 
 
 def _for_empty_batches(gm: torch.fx.GraphModule) -> dict[str, Any]:
@@ -263,13 +271,18 @@ class Generated:
 
 @contextmanager
 def captured_code(generated: list[Generated]) -> Iterator[None]:
-    """Append to `generated` each graph that is compiled or loaded from a cache inside."""
+    """Append to `generated` each graph that is compiled or loaded from a cache inside.
+
+    Raises:
+        PiecesError: pieces of the code do not share memory that they should.
+    """
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
 
     before = getattr(GraphLowering, "save_output_code", None)
 
     def save(code: str) -> None:
+        check_pieces(code)
         graph = getattr(V.graph, "module", None)
         known = isinstance(graph, torch.fx.GraphModule)
         generated.append(Generated(code, graph if known else None))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from swa_compile.bucket import Inputs, Sizes
-from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, watching
+from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, uncaptured, watching
 from swa_compile.kv import ForwardBatch
 from swa_compile.padding import Arguments, Form, StaticInputs
 from swa_compile.recording import Recorder, recorder_for
@@ -176,7 +176,8 @@ class BucketRunner:
             self.uncaptured += 1
             if self._dynamic:
                 mark_sizes({name: named[name] for name in form.rows})
-            return self._call(form.arguments(named))
+            with uncaptured():  # the next such batch lies elsewhere, and has another size
+                return self._call(form.arguments(named))
         static, use = self._bucket(form, padded, self._requests(tokens, requests, padded))
         static.fill(named, tokens, requests)
         use.calls += 1

@@ -34,13 +34,14 @@ class Form:
     size: int | None = None
 
 
-def form_of(mask: MaskFunction, horizon: int) -> Form:
+def form_of(mask: MaskFunction, horizon: int, device: torch.device | str = "cpu") -> Form:
     """The form of `mask`, asked about positions up to `horizon`.
 
     Args:
         horizon: more than twice the largest size that a window or a chunk could have.
+        device: of the model: some masks hold tensors on it.
     """
-    positions = torch.arange(min(horizon, _LONGEST))
+    positions = torch.arange(min(horizon, _LONGEST), device=device)
     first = positions[:1]
     if _sees(mask, first, positions[1:]).any():
         return Form("not causal")
@@ -68,7 +69,8 @@ def _is(mask: MaskFunction, positions: Tensor, kind: str, size: int) -> bool:
 
 def _sees(mask: MaskFunction, queries: Tensor, keys: Tensor) -> Tensor:
     seen = torch.as_tensor(mask(0, 0, queries, keys))
-    return seen.expand(torch.broadcast_shapes(queries.shape, keys.shape)).bool().cpu()
+    shape = torch.broadcast_shapes(queries.shape, keys.shape)
+    return seen.expand(shape).bool().to(queries.device)
 
 
 class FormRecorder:
@@ -85,9 +87,9 @@ class FormRecorder:
     def __call__(
         self, *, batch_size: int, q_length: int, kv_length: int, mask_function: Any, **rest: Any
     ) -> Tensor:
-        self.forms.append(form_of(mask_function, self.horizon))
-        shape = (batch_size, 1, q_length, kv_length)
         dtype, device = rest.get("dtype", torch.float32), rest.get("device", "cpu")
+        self.forms.append(form_of(mask_function, self.horizon, device))
+        shape = (batch_size, 1, q_length, kv_length)
         return torch.full(shape, -float(len(self.forms)), dtype=dtype, device=device)
 
     def form(self, mask: Tensor | None) -> Form | None:

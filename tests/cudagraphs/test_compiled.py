@@ -5,6 +5,7 @@ import torch
 
 import swa_compile
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
+from swa_compile.runner import BucketRunner
 
 pytestmark = pytest.mark.inductor
 
@@ -113,6 +114,34 @@ def test_modes_agree_with_eager_code(on_cpu, mode, make):
     assert captures.recaptured == 0
     assert sorted(captures.memory) == ["4 tokens", "8 tokens"]
     assert not captures.skipped
+
+
+def test_batches_past_the_largest_bucket_record_nothing(on_cpu):
+    """They lie somewhere else each time, so that a graph would be bound to memory of one call."""
+    model, reference = Forward(), Forward()
+    compiled = torch.compile(model, backend="swa", options={"cudagraphs": "auto"})
+    names = ["x", "mapping", "out_cache_loc", "page_table", "seq_lens", "cu_seqlens_q"]
+    runner = BucketRunner(
+        lambda **given: compiled(*[given[name] for name in names]),
+        [4],
+        live=["mapping"],
+        progress=False,
+    )
+    mapping = make_mapping()
+    with torch.no_grad(), swa_compile.collect() as reports:
+        for i, n in enumerate([4, 8, 8, 8, 8, 3]):
+            args = decode(n, i)
+            args[1] = mapping
+            want = reference(*args)
+            got = runner(**dict(zip(names, args, strict=True)))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            for mine, other in zip(model.caches(), reference.caches(), strict=True):
+                torch.testing.assert_close(mine[1:], other[1:], rtol=1e-4, atol=1e-4)
+        (report,) = reports
+        assert list(report.captures.memory) == ["4 tokens"]
+        # The warm-up, and those of eight.
+        assert (report.captures.uncaptured, report.captures.recaptured) == (1 + 4, 0)
+    assert runner.uncaptured == 4
 
 
 def test_pieces_hold_the_one_read_of_the_mapping(on_cpu):

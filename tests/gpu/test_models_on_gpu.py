@@ -102,5 +102,8 @@ def test_decode_runs_in_buckets_that_are_captured_ahead():
     ours = HybridGenerator(model, max_tokens=300, max_requests=4)
     assert isinstance(ours.forward, BucketRunner) and ours.forward.capture_sizes == (2, 4)
     assert ours.generate(PROMPTS, 24) == [alone(model, prompt, 24) for prompt in PROMPTS]
-    assert all(use.graph_bytes for use in ours.forward.buckets if use.tokens == use.requests)
+    # The smaller bucket finds room in the memory of the larger one.
+    assert sum(use.graph_bytes for use in ours.forward.buckets) > 0
+    (report,) = ours.reports
+    assert {"2 tokens", "4 tokens"} <= set(report.captures.recorded)
     assert sum(report.captures.full_replays for report in ours.reports) > 0
