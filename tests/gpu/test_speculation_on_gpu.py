@@ -36,7 +36,7 @@ def noisy(model):
         for weight in draft.parameters():
             if weight.dim() >= 2:
                 noise = torch.randn(weight.shape, generator=random, device="cuda")
-                weight += 0.5 * weight.std() * noise
+                weight += 0.1 * weight.std() * noise
     return draft
 
 

@@ -20,6 +20,8 @@ COMMON = {
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": None,
+    # With random weights that are tied a model repeats its input, whatever it attends to.
+    "tie_word_embeddings": False,
 }
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 MOE = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
@@ -73,6 +75,7 @@ CONFIGS = {
         "altup_num_inputs": 2,
     },
     "gemma4_text": {
+        "tie_word_embeddings": True,
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention", "full_attention"] * 3,
         "num_kv_shared_layers": 2,
