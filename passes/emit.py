@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch._subclasses import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -47,12 +48,24 @@ class Emitter:
         args = map_arg(args, lambda node: node.meta["val"])
         kwargs = map_arg(kwargs, lambda node: node.meta["val"])
         with self._mode if self._mode is not None else nullcontext():
+            if target is auto_functionalized_v2 and _gives_bases_alone(*args, **kwargs):
+                # What the wrapper gives without going through all of its dispatch.
+                return (
+                    None,
+                    *(b.new_empty_strided(b.shape, b.stride()) for b in kwargs["_all_bases"]),
+                )
             return target(*args, **kwargs)
 
     def move(self, node: Node) -> None:
         """Take `node` out of its place and put it behind the cursor."""
         self.cursor.append(node)
         self.cursor = node
+
+
+def _gives_bases_alone(op: Any, **kwargs: Any) -> bool:
+    """True where a functionalized call of `op` gives new values of its bases and nothing else."""
+    dense = all(base.storage_offset() == 0 for base in kwargs["_all_bases"])
+    return dense and not op._schema.returns
 
 
 def copy_provenance(node: Node, like: Node) -> None:

@@ -86,14 +86,16 @@ def _planned(puts: list[Node], prologue: Prologue) -> _Fusion | None:
 
 
 def _queries(puts: list[Node], prologue: Prologue) -> list[Node]:
-    """What the readers of the written caches are given that can be computed row by row."""
+    """What the readers of the written caches are given that can be computed row by row.
+
+    Where the graph ends ahead of the attention, that is what the graph gives back of the rows that
+    the store is computed from.
+    """
     (rows,) = tensors(puts[0].args[2])  # type: ignore[arg-type]
     found: dict[Node, None] = {}
     trace = RowTrace([], prologue.nodes.__contains__)
-    for reader in [user for put in puts for user in put.users]:
-        target = reader.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace in ("aten", "prims"):
-            continue
+    readers = [user for put in puts for user in put.users if _is_operator(user)]
+    for reader in readers or puts[0].graph.find_nodes(op="output"):
         for node in reader.all_input_nodes:
             values = tensors(node)
             if node in puts or len(values) != 1 or values[0].dtype not in FLOATS:
@@ -102,7 +104,36 @@ def _queries(puts: list[Node], prologue: Prologue) -> list[Node]:
             same = value.dim() in (2, 3) and same_size(value.shape[0], rows.shape[0])
             if same and trace.computes(node) and _memory_order(value) is not None:
                 found[node] = None
-    return list(found)
+    if readers:
+        return list(found)
+    stored = set().union(*(_sources(put.args[2], prologue) for put in puts))
+    return [node for node in found if not stored.isdisjoint(_sources(node, prologue))]
+
+
+def _sources(value: Any, prologue: Prologue) -> set[Node]:
+    """What a layer loads with a row a token to compute `value` row by row; empty where it cannot
+    be computed so."""
+    (rows,) = tensors(value)
+    if rows.dim() not in (2, 3):
+        return set()
+    heads = size_of(rows.shape[1]) if rows.dim() == 3 else 1
+    trace = RowTrace([], prologue.nodes.__contains__, heads, rows.shape[0])
+    try:
+        trace.value(value, _places(rows))
+    except (NoRowForm, TooLong):
+        return set()
+    return {
+        node
+        for node in trace.inputs
+        if node not in prologue.nodes
+        and any(same_size(extent, rows.shape[0]) for extent in tensors(node)[0].shape)
+    }
+
+
+def _is_operator(node: Node) -> bool:
+    """True for a call of somebody's operator, as attention is."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
 @dataclass

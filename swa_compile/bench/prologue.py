@@ -16,10 +16,29 @@ from swa_compile.bench.targets import ratio_of
 from swa_compile.bench.timing import interleaved, summary
 from swa_compile.ops import translate_loc, translate_page_table
 
+RUN = 64
+
 
 def forward(mapping: Tensor, loc: Tensor, page_table: Tensor) -> tuple[Tensor, Tensor]:
     """The two translations of a layer, the table cast to int32 as kernels want it."""
     return translate_loc(mapping, loc), translate_page_table(mapping, page_table, 1).to(torch.int32)
+
+
+def tables(batch: int, pages: int, ids: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Page tables `[batch, pages]` of ids below `ids`, by how these lie.
+
+    A pool hands out the slots of a chunk of a prompt one after another. At random is the worst that
+    can be: every id is another sector of the mapping, 32 bytes for each of 8 that are read.
+    """
+    runs = -(-pages // RUN)
+    device = generator.device
+    starts = torch.randint(ids - RUN, (batch, runs, 1), generator=generator, device=device)
+    in_runs = (starts + torch.arange(RUN, device=device)).view(batch, -1)[:, :pages]
+    at_random = torch.randint(ids, (batch, pages), generator=generator, device=device)
+    return {
+        f"runs of {RUN} ids": in_runs.to(torch.int32).contiguous(),
+        "ids at random": at_random.to(torch.int32),
+    }
 
 
 @torch.no_grad()
@@ -43,38 +62,43 @@ def measure(
     generator = torch.Generator(device).manual_seed(0)
     with torch.device(device):
         mapping = torch.cat([torch.randperm(ids, generator=generator), torch.tensor([0, -1])])
-        size = (batch, pages)
-        table = torch.randint(ids, size, dtype=torch.int32, generator=generator)
         loc = torch.randperm(ids, generator=generator)[:batch]
-    copy = torch.empty_like(table)
+    given = tables(batch, pages, ids, generator)
+    size = next(iter(given.values()))
+    copy = torch.empty_like(size)
     torch._dynamo.reset()
     say("compiling")
     call: Any = torch.compile(
         forward, backend="swa", options={"cudagraphs": "off"}, fullgraph=True, dynamic=False
     )
-    got = call(mapping, loc, table)
-    for value, ids_in in zip(got, (loc, table), strict=True):
-        if not torch.equal(value.long(), mapping[ids_in.long()]):
-            raise RuntimeError("the prologue translates wrongly")
-    del got
-    steps = {"prologue": lambda: call(mapping, loc, table), "copy": lambda: copy.copy_(table)}
-    entry: dict[str, Any] = {}
+    steps: dict[str, Any] = {"copy": lambda: copy.copy_(size)}
+    for name, table in given.items():
+        for value, ids_in in zip(call(mapping, loc, table), (loc, table), strict=True):
+            if not torch.equal(value.long(), mapping[ids_in.long()]):
+                raise RuntimeError(f"the prologue translates wrongly ({name})")
+        steps[name] = lambda table=table: call(mapping, loc, table)
+    kernels = {}
     if device.type == "cuda":
         steps = {name: captured(step) for name, step in steps.items()}
-        entry["kernels"] = profile_step(steps["prologue"])
+        kernels = {name: profile_step(steps[name]) for name in given}
     say("timing")
     clock = "gpu" if device.type == "cuda" else "wall"
     samples = {name: s[clock] for name, s in interleaved(steps, runs, device).items()}
-    for name, values in samples.items():
-        entry[f"{name}_us"] = summary([value * 1e3 for value in values])
-    moved = 2 * table.numel() * table.itemsize
-    copy_us = entry["copy_us"]["median"]
+    us = {name: summary([value * 1e3 for value in values]) for name, values in samples.items()}
+    moved = 2 * copy.numel() * copy.itemsize
     return {
         "batch": batch,
         "pages": pages,
-        "table_mb": round(table.numel() * table.itemsize / 1e6, 3),
-        "copy_tb_per_s": float(f"{moved / copy_us / 1e6:.4g}"),
-        "ratio": ratio_of(samples["prologue"], samples["copy"]),
+        "table_mb": round(copy.numel() * copy.itemsize / 1e6, 3),
+        "copy_tb_per_s": float(f"{moved / us['copy']['median'] / 1e6:.4g}"),
+        "copy_us": us["copy"],
         "clock": clock,
-        **entry,
+        "tables": {
+            name: {
+                "us": us[name],
+                "ratio": ratio_of(samples[name], samples["copy"]),
+                "kernels": kernels.get(name),
+            }
+            for name in given
+        },
     }

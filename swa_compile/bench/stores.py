@@ -35,8 +35,7 @@ class Operands:
 
     heads: Heads
     qkv: Tensor  # [B, qkv_width]
-    angles: Tensor  # [positions, head_dim]
-    positions: Tensor  # [B]
+    angles: Tensor  # [B, head_dim], read from a table once per forward, not here
     loc: Tensor  # [B], rows of the caches
     k_cache: Tensor
     v_cache: Tensor
@@ -54,11 +53,11 @@ class Operands:
 
             heads = Heads(config).requires_grad_(False)
             form = (rows, config.kv_heads, config.head_dim)
+            table = rope_table(_POSITIONS, config.head_dim, config.swa_rope_theta).to(device)
             return cls(
                 heads,
                 noise(batch, config.qkv_width),
-                rope_table(_POSITIONS, config.head_dim, config.swa_rope_theta).to(device),
-                torch.randint(_POSITIONS, (batch,), generator=generator),
+                table[torch.randint(_POSITIONS, (batch,), generator=generator)],
                 1 + torch.randperm(rows - 1, generator=generator)[:batch],
                 noise(*form),
                 noise(*form),
@@ -70,12 +69,11 @@ class Operands:
         def forward(
             qkv: Tensor,
             angles: Tensor,
-            positions: Tensor,
             loc: Tensor,
             k_cache: Tensor,
             v_cache: Tensor,
         ) -> Any:
-            q, k, v = heads(qkv, angles[positions])
+            q, k, v = heads(qkv, angles)
             if store is None:
                 return q, k
             store(k_cache, v_cache, k, v, loc)
@@ -85,7 +83,7 @@ class Operands:
 
     def arguments(self) -> tuple[Tensor, ...]:
         """What `forward` is called with."""
-        return (self.qkv, self.angles, self.positions, self.loc, self.k_cache, self.v_cache)
+        return (self.qkv, self.angles, self.loc, self.k_cache, self.v_cache)
 
     def expect(self, call: Callable[..., Any]) -> None:
         """Raise where `call` stores other rows, or gives another q, than eager code.

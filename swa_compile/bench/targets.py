@@ -61,6 +61,10 @@ def ours_in(row: Row) -> str:
     return "swa-full" if full == "ok" else "swa"
 
 
+# What the ratios must reach they must reach on this model; how much of a step of another one can be
+# gained depends on its share of GEMMs and attention, so its ratios are shown without a verdict.
+_REFERENCE = "ref24"
+
 # (what, variant, the least ratio at B=64, the least ratio elsewhere)
 _RATIOS = (
     ("naive (c) / ours, full graph", "inductor", 1.18, 1.14),
@@ -72,19 +76,27 @@ _RATIOS = (
 
 def _step_figures(row: Row) -> Iterator[Figure]:
     where = f"{row['config']} B={row['batch']} W={row['window']}"
+    reference = row["config"] == _REFERENCE
     entries = row["variants"].values()
     clock = GPU_CLOCK if any(GPU_CLOCK in entry for entry in entries) else WALL_CLOCK
     ours = ours_in(row)
     for what, variant, at_64, elsewhere in _RATIOS:
         least = at_64 if row["batch"] == 64 else elsewhere
-        yield _ratio(row, where, what, (variant, clock), (ours, clock), least=least)
+        yield _ratio(
+            row,
+            where,
+            what,
+            (variant, clock),
+            (ours, clock),
+            least=least if reference else None,
+        )
     yield _ratio(
         row,
         where,
         "stock piecewise (f) / ours piecewise, wall",
         ("inductor-piecewise", WALL_CLOCK),
         ("swa-piecewise", WALL_CLOCK),
-        least=1.9,
+        least=1.9 if reference else None,
     )
     yield _ratio(
         row,
@@ -92,7 +104,7 @@ def _step_figures(row: Row) -> Iterator[Figure]:
         "ours piecewise / ours full, wall",
         ("swa-piecewise", WALL_CLOCK),
         (ours, WALL_CLOCK),
-        most=1.10 if row["batch"] == 64 else None,
+        most=1.10 if reference and row["batch"] == 64 else None,
     )
     yield from _launches(row, where, ours)
     report = row["variants"].get(ours, {}).get("report", {})
@@ -192,13 +204,14 @@ def _store_figures(row: Row) -> Iterator[Figure]:
 
 def _prologue_figures(row: Row) -> Iterator[Figure]:
     large = row["table_mb"] >= 64
-    yield Figure(
-        "prologue / copying its bytes",
-        f"table of {row['table_mb']:g} MB",
-        _spread(row["ratio"]),
-        "<= 1.3",
-        row["ratio"]["median"] <= 1.3 if large else None,
-    )
+    for order, entry in row["tables"].items():
+        yield Figure(
+            "prologue / copying its bytes",
+            f"table of {row['table_mb']:g} MB, {order}",
+            _spread(entry["ratio"]),
+            "<= 1.3",
+            entry["ratio"]["median"] <= 1.3 if large else None,
+        )
 
 
 def _depth_figures(row: Row) -> Iterator[Figure]:

@@ -60,8 +60,20 @@ def test_stores_alone_are_timed_by_every_way():
 @pytest.mark.inductor
 def test_the_prologue_is_held_against_a_copy():
     row = prologue.measure(4, 256, CPU, runs=3)
-    assert row["ratio"]["median"] > 0 and row["table_mb"] == 0.004
-    assert row["copy_tb_per_s"] > 0
+    assert list(row["tables"]) == ["runs of 64 ids", "ids at random"]
+    for entry in row["tables"].values():
+        assert entry["ratio"]["median"] > 0 and entry["us"]["median"] > 0
+    assert row["table_mb"] == 0.004 and row["copy_tb_per_s"] > 0
+
+
+def test_tables_are_of_ids_one_after_another_and_of_ids_at_random():
+    in_runs, at_random = prologue.tables(3, 200, 1000, torch.Generator().manual_seed(0)).values()
+    for table in (in_runs, at_random):
+        assert table.shape == (3, 200) and table.dtype == torch.int32 and table.is_contiguous()
+        assert table.min() >= 0 and table.max() < 1000
+    steps = in_runs[:, :192].reshape(3, 3, 64).diff(dim=-1)
+    assert (steps == 1).all()
+    assert (at_random.diff(dim=-1) == 1).float().mean() < 0.1
 
 
 @pytest.mark.slow

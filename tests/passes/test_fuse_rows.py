@@ -264,6 +264,26 @@ def test_a_query_that_is_also_an_output_is_given_to_both(fused):
     agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)))
 
 
+def test_queries_go_along_where_the_graph_ends_ahead_of_the_attention(fused):
+    """Of each layer its own: what another layer's rows are computed from comes too late."""
+
+    def forward(x, angle, mapping, loc, caches):
+        own, queries = translate_loc(mapping, loc), []
+        for k_cache, v_cache in zip(caches[::2], caches[1::2], strict=True):
+            q, k, v = (t.view(N, 2, 16) for t in (x * 1.5).chunk(3, -1))
+            q, k = q * angle[:, None].cos(), k * angle[:, None].cos()
+            store_kv(k_cache, v_cache, k, v.exp(), own)
+            queries.append(q)
+            x = x @ x.T @ x / 100
+        return (*queries, x.exp())
+
+    torch.manual_seed(0)
+    args = torch.randn(N, 96), torch.randn(N, 16), *ids()
+    agree(fused, forward, args, pools(*[(ROWS, 2, 16)] * 4), stores=2, n_fused=2)
+    for text, *_ in fused.programs:
+        assert [output["target"] for output in row_program.read(text)] == [0, 1, 2]
+
+
 def test_the_option_switches_it_off(fused):
     caches = pools((ROWS, 2, 32), (ROWS, 2, 32))
     agree(fused, hugging_face, hf_args(), caches, n_fused=0, options={"fuse_rows": False})
