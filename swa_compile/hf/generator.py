@@ -164,9 +164,10 @@ class HybridGenerator:
         """Logits `[B, vocab]` of the token after each prompt. Raises as `generate` does."""
         scheduler = self._scheduler(prompts, 0)
         rows: dict[int, Tensor] = {}
-        for sequence, logits in self._steps(scheduler):
-            rows[sequence.index] = logits
-            scheduler.finish(sequence)
+        for waiting, logits in self._steps(scheduler):
+            for row, sequence in waiting.items():
+                rows[sequence.index] = logits[row]
+                scheduler.finish(sequence)
         if not rows:
             vocab = self.bridge.model.config.get_text_config().vocab_size
             return torch.empty(0, vocab, dtype=self.bridge.dtype, device=self.bridge.model.device)
@@ -176,18 +177,20 @@ class HybridGenerator:
 
     def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
         random: dict[int, torch.Generator] = {}
-        for sequence, logits in self._steps(scheduler):
-            if sequence.index not in random:
-                random[sequence.index] = sampling.random(sequence.index)
-            token = sampling.choose(logits, random[sequence.index])
-            sequence.new.append(token)
-            last = token in ends or len(sequence.new) == sequence.limit
-            if last:
-                scheduler.finish(sequence)
-            yield Token(sequence.index, token, last)
+        for waiting, logits in self._steps(scheduler):
+            for sequence in waiting.values():
+                if sequence.index not in random:
+                    random[sequence.index] = sampling.random(sequence.index)
+            tokens = sampling.choose(logits, {row: random[s.index] for row, s in waiting.items()})
+            for row, sequence in waiting.items():
+                sequence.new.append(tokens[row])
+                last = tokens[row] in ends or len(sequence.new) == sequence.limit
+                if last:
+                    scheduler.finish(sequence)
+                yield Token(sequence.index, tokens[row], last)
 
-    def _steps(self, scheduler: Scheduler) -> Iterator[tuple[Running, Tensor]]:
-        """Forward after forward; each sequence that waits for a token, with its logits."""
+    def _steps(self, scheduler: Scheduler) -> Iterator[tuple[dict[int, Running], Tensor]]:
+        """Forward after forward: by row of its logits `[B, vocab]`, who waits for a token."""
         with self._running_alone(scheduler):
             while pieces := scheduler.pieces():
                 rows = [(sequence.row, ids) for sequence, ids in pieces]
@@ -195,10 +198,13 @@ class HybridGenerator:
                 batch = self.bridge.batch(self.pool, rows, lengths, width=self.width)  # type: ignore[arg-type]
                 with self.collecting():
                     logits = self.forward(batch)
+                waiting = {}
                 for row, (sequence, ids) in enumerate(pieces):
                     sequence.sent += len(ids)
                     if sequence.waits_for_token:
-                        yield sequence, logits[row]
+                        waiting[row] = sequence
+                if waiting:
+                    yield waiting, logits
 
     @contextmanager
     def _running_alone(self, scheduler: Scheduler) -> Iterator[None]:

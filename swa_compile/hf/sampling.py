@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +38,20 @@ class Sampling:
         """The random numbers of the `request`-th prompt."""
         return torch.Generator().manual_seed((self.seed * 1_000_003 + request) % 2**63)
 
-    def choose(self, logits: Tensor, random: torch.Generator) -> int:
-        """A token from logits `[vocab]`."""
+    def choose(self, logits: Tensor, random: Mapping[int, torch.Generator]) -> dict[int, int]:
+        """A token for each row of logits `[B, vocab]` that `random` names, with its random numbers.
+
+        The host waits for the device once, however many rows there are.
+        """
         if self.temperature == 0:
-            return int(logits.argmax())
-        chances = (logits.float().cpu() / self.temperature).softmax(-1)
+            likely = logits.argmax(-1).tolist()
+            return {row: likely[row] for row in random}
+        logits = logits.cpu()
+        return {row: self.draw(logits[row], numbers) for row, numbers in random.items()}
+
+    def draw(self, logits: Tensor, random: torch.Generator) -> int:
+        """A token from logits `[vocab]` on the host, where temperature is above 0."""
+        chances = (logits.float() / self.temperature).softmax(-1)
         if self.top_p < 1:
             ordered, tokens = chances.sort(descending=True)
             # The token that brings the sum to top_p is in: what stands before it is below.

@@ -156,7 +156,7 @@ def _chosen(verdict: Verdict, sampling: Sampling, random: torch.Generator) -> li
         return verdict.likely[: verdict.accepted + 1]
     chosen: list[int] = []
     for logits, draft in zip(verdict.logits.cpu(), [*verdict.drafts, None], strict=True):
-        chosen.append(sampling.choose(logits, random))
+        chosen.append(sampling.draw(logits, random))
         if chosen[-1] != draft:
             break
     return chosen

@@ -42,6 +42,30 @@ def test_requests_that_wait_join_and_leave_get_the_tokens_they_get_alone(
     assert ours.pool.full_free == ours.pool.full_tokens
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_tokens_of_a_forward_are_read_from_the_device_at_once(model, temperature):
+    """Each read makes the host wait for a GPU; here it is counted by where logits go."""
+    ours = generator(model, max_requests=4)
+    forwards, reads = [], []
+
+    class Logits(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function in (torch.Tensor.argmax, torch.Tensor.cpu):
+                reads.append(function)
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+
+    def watched(batch, forward=ours.forward):
+        forwards.append(len(batch.seq_lens))
+        return forward(batch).as_subclass(Logits)
+
+    ours.forward = watched
+    ours.generate(MANY[2:6], 12, temperature=temperature)
+    assert max(forwards) == 4
+    assert 0 < len(reads) <= len(forwards)
+
+
 @pytest.mark.parametrize("backend", ["eager", "swa_eager"])
 def test_a_pool_too_small_for_all_makes_the_others_wait(model, backend):
     ours = generator(model, max_tokens=70, max_requests=7, swa_tokens=40, backend=backend)
