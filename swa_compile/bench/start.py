@@ -1,6 +1,8 @@
 """Cold and warm start: two processes that share a compile cache, the first of which finds it empty.
 
-As a program (`python -m swa_compile.bench.start`) this is one of those processes.
+The same of plain `torch.compile` stands beside it: most of a warm start is Dynamo's tracing and the
+loading of what was compiled, which are not ours. As a program (`python -m swa_compile.bench.start`)
+this is one of those processes.
 """
 
 from __future__ import annotations
@@ -23,29 +25,40 @@ from swa_compile.bench.steps import Say
 def measure(
     config: BenchConfig, shape: Shape, device: torch.device, *, say: Say = lambda _: None
 ) -> Row:
-    """Seconds from the call of the compiled step to its result, cold and warm.
+    """Seconds from the call of the compiled step to its result, cold and warm; ours and plain.
 
     Raises:
         RuntimeError: a process failed; with the end of what it said.
     """
-    found = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for name in ("cold", "warm"):
-            say(name)
-            found[name] = _start(config, shape, device, folder)
+    ours = _both_starts("swa", config, shape, device, say)
     return {
         "config": config.name,
         "batch": shape.batch,
         "window": shape.window,
-        **found,
-        "ratio": round(found["warm"]["seconds"] / found["cold"]["seconds"], 4),
-        "passes_share": round(found["cold"]["passes_s"] / found["cold"]["seconds"], 5),
+        **ours,
+        "passes_share": round(ours["cold"]["passes_s"] / ours["cold"]["seconds"], 5),
+        "plain": _both_starts("inductor", config, shape, device, say),
     }
 
 
-def _start(config: BenchConfig, shape: Shape, device: torch.device, folder: str) -> Row:
+def _both_starts(
+    variant: str, config: BenchConfig, shape: Shape, device: torch.device, say: Say
+) -> Row:
+    found: Row = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name in ("cold", "warm"):
+            say(f"{variant}, {name}")
+            found[name] = _start(variant, config, shape, device, folder)
+    found["ratio"] = round(found["warm"]["seconds"] / found["cold"]["seconds"], 4)
+    return found
+
+
+def _start(
+    variant: str, config: BenchConfig, shape: Shape, device: torch.device, folder: str
+) -> Row:
+    step = ("--variant", variant, "--config", config.name)
     sizes = ("--batch", shape.batch, "--window", shape.window, "--context", shape.context)
-    command = (sys.executable, "-m", "swa_compile.bench.start", "--config", config.name, *sizes)
+    command = (sys.executable, "-m", "swa_compile.bench.start", *step, *sizes)
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder}
     environment.pop("TRITON_CACHE_DIR", None)  # Triton's cache lies inside Inductor's then
     done = subprocess.run(
@@ -71,6 +84,7 @@ def main() -> None:
     from swa_compile.bench.variants import VARIANTS, compiled
 
     parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--variant", choices=list(VARIANTS), required=True)
     parser.add_argument("--config", choices=list(CONFIGS), required=True)
     for name in ("--batch", "--window", "--context"):
         parser.add_argument(name, type=int, required=True)
@@ -79,7 +93,7 @@ def main() -> None:
     device = torch.device(args.device)
     shape = Shape(args.batch, args.window, args.context)
     setting = Setting.make(CONFIGS[args.config], shape, device)
-    step = compiled(VARIANTS["swa"], setting)
+    step = compiled(VARIANTS[args.variant], setting)
     with collect() as reports, timed_passes() as spent:
         start = time.perf_counter()
         step()
@@ -92,7 +106,7 @@ def main() -> None:
                 "seconds": round(seconds, 3),
                 "passes_s": round(spent.seconds, 4),
                 "nodes": spent.nodes,
-                "from_cache": all(report.from_cache for report in reports),
+                "from_cache": bool(reports) and all(report.from_cache for report in reports),
             }
         )
     )

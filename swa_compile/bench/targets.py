@@ -230,12 +230,17 @@ def _depth_figures(row: Row) -> Iterator[Figure]:
 
 def _start_figures(row: Row) -> Iterator[Figure]:
     where = f"{row['config']} B={row['batch']}"
-    cold, warm = row["cold"]["seconds"], row["warm"]["seconds"]
-    value = f"{row['ratio']:.3f} ({warm:.1f} s / {cold:.1f} s)"
     hit = row["warm"]["from_cache"]
-    yield Figure("warm start / cold start", where, value, "<= 0.25", hit and row["ratio"] <= 0.25)
+    what = "warm start / cold start"
+    yield Figure(what, where, _starts(row), "<= 0.25", hit and row["ratio"] <= 0.25)
+    yield Figure(f"{what}, plain torch.compile (c)", where, _starts(row["plain"]), "-", None)
     share = row["passes_share"]
     yield Figure("passes / cold compile", where, f"{share:.2%}", "<= 2%", share <= 0.02)
+
+
+def _starts(row: Row) -> str:
+    warm, cold = row["warm"]["seconds"], row["cold"]["seconds"]
+    return f"{row['ratio']:.3f} ({warm:.1f} s / {cold:.1f} s)"
 
 
 # How much more a node may cost in the deepest model than in the shallowest that is measured.

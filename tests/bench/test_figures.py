@@ -83,6 +83,9 @@ def test_a_warm_start_finds_what_the_cold_one_compiled():
     assert not row["cold"]["from_cache"] and row["warm"]["from_cache"]
     assert row["warm"]["passes_s"] == 0 < row["cold"]["passes_s"]
     assert 0 < row["passes_share"] < 0.5 and row["ratio"] < 1
+    plain = row["plain"]
+    assert 0 < plain["warm"]["seconds"] < plain["cold"]["seconds"]
+    assert plain["cold"]["passes_s"] == 0, "none of our passes ran"
 
 
 @pytest.mark.slow

@@ -108,6 +108,7 @@ START = {
     "warm": {"seconds": 8.0, "from_cache": True},
     "ratio": 0.2,
     "passes_share": 0.03,
+    "plain": {"cold": {"seconds": 30.0}, "warm": {"seconds": 9.0}, "ratio": 0.3},
 }
 DEPTH = {
     "depths": [
@@ -147,6 +148,7 @@ def test_the_further_figures():
         ("prologue / copying its bytes", "missed"),
         ("translation kernels per forward", "met"),
         ("warm start / cold start", "met"),
+        ("warm start / cold start, plain torch.compile (c)", ""),
         ("passes / cold compile", "missed"),
         ("passes' time per node, deepest / shallowest", "missed"),
         ("compilations", "met"),
