@@ -30,23 +30,35 @@ def write_graph(folder: Path, data: dict[str, Any]) -> None:
         packed = {**data, **_pack(stages)}
         if omitted:
             packed["omitted"] = omitted
-        text = json.dumps(packed, separators=(",", ":"))
+        if not stages:  # whatever is large now belongs to stages
+            packed |= {"stacks": [], "answers": []}
+        text = json.dumps(packed, separators=(",", ":")) + "\n"  # ASCII: a byte a character
         if len(text) <= MAX_BYTES or not stages:
             break
         omitted = [stages.pop()["name"], *omitted]
-    write_file(folder / _NAME, text + "\n")
+    write_file(folder / _NAME, text)
 
 
 def read_graph(folder: Path) -> dict[str, Any]:
-    """What `write_graph` was given, from the file in `folder`; without stages if there is none."""
+    """What `write_graph` was given, from the file in `folder`; without stages if there is none.
+
+    Raises:
+        ValueError: where the file is not of this format; its message names it.
+    """
     path = folder / _NAME
     if not path.exists():
         return {"format": FORMAT, "stages": []}
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    table = data.pop("nodes", [])
-    for stage in data["stages"]:
-        stage["nodes"] = [table[i] for i in stage["nodes"]]
-    return data
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise ValueError(f"it has format {data['format']}, and this version reads {FORMAT}")
+        table = data.pop("nodes", [])
+        for stage in data["stages"]:
+            stage["nodes"] = [table[i] for i in stage["nodes"]]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
+    found: dict[str, Any] = data
+    return found
 
 
 def _pack(stages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # A skipped size repeats for ever; the record holds so many different skips and counts the rest.
@@ -122,7 +122,14 @@ class Captures:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        # Of copies: a call in another thread may be adding to the record.
+        still = replace(
+            self,
+            memory=dict(self.memory),
+            recorded=dict(self.recorded),
+            skipped=list(self.skipped),
+        )
+        data: dict[str, Any] = json.loads(json.dumps(asdict(still)))
         return data
 
     def summary(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
+from urllib.parse import quote
 
 from swa_compile.viewer.dump import Dump, graph_folders
 
@@ -18,9 +19,14 @@ td.n { font-variant-numeric: tabular-nums; }
 _HEADS = ("graph", "translations", "refused", "left", "stores lowered", "code", "made")
 
 
-def overview(root: Path) -> str:
-    """A table of the graphs below `root`, each with a link to its page."""
-    rows = [_row(root, folder) for folder in graph_folders(root)]
+def overview(root: Path, address: str = "") -> str:
+    """A table of the graphs below `root`, each with a link to its page.
+
+    Args:
+        root: a folder of dumps.
+        address: what links to what lies in `root` begin with.
+    """
+    rows = [_row(root, address, folder) for folder in graph_folders(root)]
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
     cut = [note.parent.name for note in sorted(root.glob("**/no-more-graphs.txt"))]
     notes = "".join(
@@ -42,13 +48,14 @@ def overview(root: Path) -> str:
     )
 
 
-def _row(root: Path, folder: Path) -> str:
+def _row(root: Path, address: str, folder: Path) -> str:
     where = folder.relative_to(root).as_posix()
-    link = f'<a href="{html.escape(where, quote=True)}/index.html">{html.escape(where)}</a>'
+    link = f'<a href="{quote(f"{address}{where}/index.html")}">{html.escape(where)}</a>'
     try:
         dump = Dump.read(folder)
     except (OSError, ValueError) as error:
-        return f"<tr><td>{html.escape(where)}</td><td colspan=6>{html.escape(str(error))}</td></tr>"
+        why = html.escape(str(error))
+        return f"<tr><td>{html.escape(where)}</td><td colspan=6 class=bad>{why}</td></tr>"
     report = dump.report
     made = html.escape(dump.graph.get("provenance", {}).get("time", ""))
     if not report:

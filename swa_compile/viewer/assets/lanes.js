@@ -126,7 +126,7 @@ function laneRow(app, layer, i, stage) {
     const hue = anchor.values.length ? hueOf(app, anchor.values[0]) : "plain";
     const text = anchor.count > 1 ? `${anchor.label(stage)} ×${anchor.count}` : anchor.label(stage);
     right.append(chip(app, stage, anchor.node, text, `anchor ${anchor.kind} ${hue}`,
-      `a${i}.${now.calls.length + k}`));
+      `a${i}.${now.calls.length + k}`, anchor.nodes));
   });
   return el("div", { class: `lane${i % 2 ? " odd" : ""}` },
     left, el("div", { class: "name", title: layer.name }, layer.name.slice(app.layerPrefix.length)),

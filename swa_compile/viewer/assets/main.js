@@ -22,9 +22,11 @@ const app = {
     remember();
   },
   chooseValue(i) {
-    Object.assign(app, { node: "", value: i, piece: null, query: "" });
+    Object.assign(app, { node: "", nodeAt: "", value: i, piece: null, query: "" });
+    $("search").value = "";
     app.redrawLanes();
     drawDetails(app);
+    remember();
   },
   choosePiece(i) {
     Object.assign(app, { node: "", nodeAt: "", value: null, piece: i, query: "" });
@@ -42,7 +44,6 @@ const app = {
   },
   openTab(name) {
     app.tab = name;
-    for (const tab of $("tabs").children) tab.setAttribute("aria-selected", tab.dataset.tab === name);
     drawView();
     remember();
   },
@@ -58,8 +59,6 @@ const app = {
     // The node that was chosen stays chosen where it lives on.
     if (app.node && stage.byName.has(app.node)) app.nodeAt = stage.name;
     else Object.assign(app, { node: "", nodeAt: "" });
-    $("slider").value = stop;
-    markStop();
     if (app.query) find(app.query);
     drawView();
     drawDetails(app);
@@ -68,6 +67,8 @@ const app = {
 };
 
 function drawView() {
+  for (const tab of $("tabs").children) tab.setAttribute("aria-selected", tab.dataset.tab === app.tab);
+  markStop();
   const view = $("view");
   view.replaceChildren();
   Object.assign(app, { revealLayer() {}, redrawLanes() {} });
@@ -76,6 +77,7 @@ function drawView() {
 }
 
 function markStop() {
+  $("slider").value = app.stop;
   [...$("stops").children].forEach((stop, i) => stop.classList.toggle("current", i === app.stop));
   const stage = app.rightStage();
   $("slider").setAttribute("aria-valuetext", stage ? stage.name : "");
@@ -88,27 +90,44 @@ function find(query) {
   app.hitNames = new Set(app.hits.map((node) => node.name));
 }
 
-function remember() {
+// What is shown stands in the address, for reloading and for the browser's back and forward.
+function remember({ anew = false } = {}) {
   const state = new URLSearchParams();
+  const shown = app.rightStage() ? app.rightStage().name : "";
   if (app.tab !== "picture") state.set("view", app.tab);
-  if (app.rightStage()) state.set("stage", app.rightStage().name);
+  if (shown) state.set("stage", shown);
   if (app.node) state.set("node", app.node);
+  if (app.node && app.nodeAt !== shown) state.set("at", app.nodeAt);
+  if (app.value !== null) state.set("value", app.value);
   if (app.piece !== null) state.set("piece", app.piece);
-  try { history.replaceState(null, "", `#${state}`); } catch { /* not allowed here */ }
+  if (location.hash === `#${state}`) return;
+  try { history[anew ? "replaceState" : "pushState"](null, "", `#${state}`); } catch { /* not allowed here */ }
 }
 
 function recall() {
+  const { stages, story } = app.data;
   const state = new URLSearchParams(location.hash.slice(1));
-  const stop = app.data.stages.findIndex((stage) => stage.name === state.get("stage"));
-  if (stop >= 0) app.stop = stop;
-  if (TABS.some(([name]) => name === state.get("view"))) app.tab = state.get("view");
-  if (app.data.story.pieces.some((item) => String(item.piece) === state.get("piece"))) {
-    app.piece = Number(state.get("piece"));
+  const known = (key, values) => (values.some((value) => String(value) === state.get(key)) ? state.get(key) : null);
+  const place = (found) => (found === null ? null : Number(found));
+  const stop = stages.findIndex((stage) => stage.name === state.get("stage"));
+  Object.assign(app, {
+    tab: known("view", TABS.map(([name]) => name)) || "picture",
+    stop: stop >= 0 ? stop : Math.max(0, stages.length - 1),
+    node: "", nodeAt: "", query: "", hits: [], hitNames: new Set(),
+    value: place(known("value", [...story.values.keys()])),
+    piece: place(known("piece", story.pieces.map((item) => item.piece))),
+  });
+  const stage = app.data.stage(state.get("at")) || app.rightStage();
+  if (stage && stage.byName.has(state.get("node"))) {
+    Object.assign(app, { node: state.get("node"), nodeAt: stage.name, value: null, piece: null });
   }
-  const stage = app.rightStage();
-  if (state.get("node") && stage && stage.byName.has(state.get("node"))) {
-    Object.assign(app, { node: state.get("node"), nodeAt: stage.name });
-  }
+}
+
+function goBack() {
+  recall();
+  $("search").value = "";
+  drawView();
+  drawDetails(app);
 }
 
 function drawHead() {
@@ -144,18 +163,16 @@ function drawHead() {
 function drawBar() {
   TABS.forEach(([name, label], i) => $("tabs").append(el("button", {
     type: "button", role: "tab", "data-tab": name, title: `${label} (${i + 1})`,
-    "aria-selected": name === app.tab, onclick: () => app.openTab(name),
+    onclick: () => app.openTab(name),
   }, label)));
   const slider = $("slider");
   const last = Math.max(0, app.data.stages.length - 1);
   slider.max = last;
-  slider.value = app.stop;
   slider.disabled = last === 0;
   slider.addEventListener("input", () => app.toStop(Number(slider.value)));
   app.data.stages.forEach((stage, i) => $("stops").append(el("button", {
     type: "button", tabindex: -1, onclick: () => app.toStop(i),
   }, stage.name)));
-  markStop();
   const box = $("search");
   box.addEventListener("input", () => {
     find(box.value);
@@ -204,7 +221,9 @@ function move(key) {
 
 function keys(event) {
   const typing = event.target.matches("input[type=search]");
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  // Many keyboards have brackets behind AltGr, which looks like Ctrl and Alt, or behind Option.
+  const bracket = event.altKey && "[]".includes(event.key);
+  if (event.metaKey || ((event.ctrlKey || event.altKey) && !bracket)) return;
   if (event.key === "Escape") { app.clear(); event.target.blur(); return; }
   if (typing) return;
   if (event.key === "/") { $("search").focus(); event.preventDefault(); }
@@ -226,13 +245,14 @@ async function start() {
       + "browser with DecompressionStream (Chrome 80, Firefox 113, Safari 16.4)."));
     return;
   }
-  app.stop = Math.max(0, app.data.stages.length - 1);
   recall();
   drawHead();
   drawBar();
-  app.openTab(app.tab);
+  drawView();
   drawDetails(app);
+  remember({ anew: true });
   document.addEventListener("keydown", keys);
+  window.addEventListener("hashchange", goBack);
   document.documentElement.dataset.ready = "yes";
 }
 
