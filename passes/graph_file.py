@@ -22,10 +22,11 @@ def write_graph(folder: Path, data: dict[str, Any]) -> None:
 
     Args:
         folder: of the graph.
-        data: "stages", each with its "nodes", and whatever else JSON holds.
+        data: "stages", each with its "nodes", and whatever else JSON holds; "omitted" of an earlier
+            writing stay so.
     """
     stages = list(data["stages"])
-    omitted: list[str] = []
+    omitted: list[str] = list(data.get("omitted", []))
     while True:
         packed = {**data, **_pack(stages)}
         if omitted:

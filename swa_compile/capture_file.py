@@ -55,7 +55,7 @@ def _file(captures: Captures) -> dict[str, Any]:
     for size in further:
         del data["recorded"][size]
     data["memory"] = {s: n for s, n in data["memory"].items() if s in data["recorded"]}
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     return {"format": CAPTURES_FORMAT, "time": now, **data, "further_sizes": len(further)}
 
 

@@ -43,10 +43,19 @@ def narrate_graph(report: GraphReport, title: str = "graph") -> list[str]:
         (report.cache_copies, "buffers of a KV cache's size in the compiled code"),
         (report.mapping_kernels, "kernel calls that read the mapping"),
         (report.partitions, "partitions"),
+        (
+            report.captures.captures if report.captures else None,
+            "CUDA graphs (a size is recorded when it is met again)",
+        ),
     ]
     if any(count is not None for count, _ in facts):
         lines.append("")
     lines += [f"  {count:>6}  {what}" for count, what in facts if count is not None]
+    if report.captures:
+        for skip in report.captures.skipped:
+            lines += textwrap.wrap(
+                str(skip), _WIDTH, initial_indent="          ", subsequent_indent="          "
+            )
     if report.dump:
         lines.append(f"  dump: {report.dump}")
     return lines

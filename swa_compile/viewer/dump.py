@@ -66,7 +66,10 @@ class Dump:
 
     @property
     def title(self) -> str:
-        return f"{self.folder.parent.name}/{self.folder.name}"
+        folder = self.folder
+        if folder.name.startswith("."):  # being made; the report has the coming name
+            folder = Path(self.report.get("dump") or folder)
+        return f"{folder.parent.name}/{folder.name}"
 
 
 def is_graph_folder(folder: Path) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import swa_compile
+from swa_compile.dumping import _add_final
 from swa_compile.ops import store_kv, translate_loc
 from swa_compile.passes import folder as folder_module
 from swa_compile.passes import graph_file
@@ -141,6 +142,40 @@ def test_nodes_beyond_the_bound_are_left_out_by_stages(tmp_path, monkeypatch):
     (report,) = compile_once(tmp_path)[1]
     data = read_graph(Path(report.dump))
     assert data["omitted"] and {s["name"] for s in data["stages"]}.isdisjoint(data["omitted"])
+    assert {*data["omitted"], *(s["name"] for s in data["stages"])} == {
+        *("captured", "functional", "hoisted", "lowered"),
+    }
+
+
+def test_nodes_that_fit_to_the_byte_are_kept_and_what_does_not_fit_leaves_valid_json(
+    tmp_path, monkeypatch
+):
+    stage = {"name": "x" * 300, "file": "f", "nodes": []}
+    data = {"format": 1, "stages": [stage], "stacks": ["y" * 900], "answers": []}
+    graph_file.write_graph(tmp_path, data)
+    size = (tmp_path / "graph.json").stat().st_size
+    for bound, kept in ((size, [stage]), (size - 1, [])):
+        for module in (graph_file, folder_module):
+            monkeypatch.setattr(module, "MAX_BYTES", bound)
+        graph_file.write_graph(tmp_path, data)
+        assert read_graph(tmp_path)["stages"] == kept
+    for module in (graph_file, folder_module):
+        monkeypatch.setattr(module, "MAX_BYTES", 600)  # without stages, stacks are of no use
+    graph_file.write_graph(tmp_path, data)
+    assert read_graph(tmp_path)["omitted"] == ["x" * 300]
+
+
+def test_the_final_stage_has_its_own_files_where_stages_are_left_out(tmp_path):
+    """Its number follows theirs, and what it is compared with is the text of the last."""
+    nodes = [{"name": "x", "op": "placeholder", "target": "x", "kind": "input"}]
+    first = {"name": "functional", "file": "00-functional.py", "nodes": nodes}
+    data = {"format": 1, "stages": [first], "omitted": ["hoisted", "lowered"], "stacks": []}
+    (tmp_path / "02-lowered.py").write_text("as it was lowered\n")
+    (tmp_path / "diff-01.txt").write_text("of the passes\n")
+    _add_final(tmp_path, data, torch.fx.symbolic_trace(torch.nn.Identity()))
+    assert data["stages"][-1]["file"] == "03-final.py" and (tmp_path / "03-final.py").exists()
+    assert (tmp_path / "diff-01.txt").read_text() == "of the passes\n"
+    assert "-as it was lowered" in (tmp_path / "diff-03.txt").read_text()
 
 
 @pytest.mark.parametrize("broken", ["describe", "print_graph", "write_graph"])
@@ -239,6 +274,8 @@ def test_a_warm_start_dumps_report_code_and_captured_graph(tmp_path):
     assert all(warm.report[key] == cold.report[key] for key in same)
     page = (warm.folder / "index.html").read_text()
     assert "2 translations became 1 nodes" in page
+    name = f"{warm.folder.parent.name}/{warm.folder.name}"
+    assert f"<title>{name} - swa_compile</title>" in page and warm.title == name
 
 
 def test_options_and_versions_are_in_the_dump(dumped):

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ import swa_compile
 from swa_compile import capture_file
 from swa_compile.captures import Captures, Recorded, Skip
 from swa_compile.capturing import Capturing
+from swa_compile.narrating import narrate_graph
+from swa_compile.passes import folder as folder_module
 from swa_compile.viewer import page as page_module
 from swa_compile.viewer.dump import Dump, graph_folders
 from swa_compile.viewer.layers import Layers
@@ -212,6 +216,179 @@ def test_a_page_that_gets_captures_is_the_page_that_is_made_with_them(cut_dump):
     capture_file.copy_to(folder, captures)
     captures.note("</script> {{DATA}}", Recorded(whole=True))
     assert (folder / "index.html").read_text() == page(Dump.read(folder))
+
+
+UNREADABLE = [b'{"mode": "au', b"%%%", b"", b"[]", b"3", b'{"recorded": [1]}', b"\xff\xfe\0"]
+UNREADABLE.append(json.dumps({"format": 2, "buckets": []}).encode())
+
+
+@pytest.mark.browser
+def test_captures_that_cannot_be_read_are_named_and_the_rest_is_shown(
+    model_dump, tmp_path, open_page
+):
+    for i, text in enumerate(UNREADABLE):
+        folder = tmp_path / f"graph-{i:03d}"
+        shutil.copytree(model_dump, folder)
+        (folder / "captures.json").write_bytes(text)
+        write_page(folder)
+        shown = open_page(folder)
+        assert shown.page.locator(".lane").count() == LAYERS
+        assert "captures.json" in shown.page.locator("#details .refusal").inner_text()
+        assert shown.texts(".figure b")[0] == "6 → 1"
+        assert "CUDA graphs" not in shown.texts(".figure span")
+
+
+@pytest.mark.browser
+def test_captures_without_some_keys_are_as_if_those_had_not_happened(cut_dump, open_page):
+    folder = cut_dump([0, ATTENTION, 1])
+    some = {"captures": 3, "recorded": {"4 tokens": {"pieces": [1]}}, "later": {"a": 1}}
+    (folder / "captures.json").write_text(json.dumps(some))
+    write_page(folder)
+    shown = open_page(folder)
+    assert "1 of 0 pieces" in shown.page.locator("#details .sizes").inner_text()
+    assert "later" not in (folder / "index.html").read_text().split("</script>")[0]
+
+
+@pytest.mark.browser
+def test_strings_of_captures_are_shown_as_they_are(cut_dump, open_page):
+    """Markup, quotes, line ends of JavaScript, other scripts, and too long to fit."""
+    order = [x for n in range(LAYERS) for x in (n, ATTENTION)] + [LAYERS]
+    folder, captures = cut_dump(order), Captures(pieces=LAYERS + 1)
+    evil = "</script><b id=evil>\"'\\u2028\u2029<!--<script>é漢字" + "x" * 3000
+    captures.note(evil, Recorded(pieces=(0,)))
+    captures.skip(Skip(evil, source=evil))
+    capture_file.copy_to(folder, captures)
+    shown = open_page(folder)
+    panel = shown.page.locator("#details")
+    assert shown.page.locator("#evil").count() == 0
+    for _ in range(2):
+        assert evil in panel.locator("td").first.text_content()
+        assert panel.evaluate("box => box.scrollWidth <= box.clientWidth")
+        shown.page.locator(".band").first.click()
+
+
+@pytest.mark.browser
+def test_many_sizes_are_bounded_in_the_dump_and_quick_in_the_page(cut_dump, open_page):
+    sizes = capture_file.SIZES + 7
+    order = [x for n in range(LAYERS) for x in (n, ATTENTION)] + [LAYERS]
+    folder, captures = cut_dump(order), Captures(pieces=LAYERS + 1)
+    for n in range(sizes):
+        captures.recorded[f"{n} tokens"] = Recorded(whole=n % 2 == 0, pieces=(0, 2) * (n % 2))
+        captures.memory[f"{n} tokens"] = 4096
+    capture_file.copy_to(folder, captures)
+    written = json.loads((folder / "captures.json").read_text())
+    assert len(written["recorded"]) == capture_file.SIZES == len(written["memory"])
+    assert written["further_sizes"] == 7
+    assert (folder / "captures.json").read_text().count("\n") < 2 * sizes + 100
+    shown = open_page(folder)
+    assert shown.page.locator("#details .sizes tr").count() == capture_file.SIZES
+    assert "and 7 more sizes" in shown.page.locator("#details").inner_text()
+    kinds = shown.page.locator(".band").evaluate_all("all => all.map((b) => b.classList[1])")
+    assert kinds == ["captured", "not", "captured", "not", "not"]
+    assert len(shown.page.locator(".whole").get_attribute("title")) < 300
+
+
+def test_a_full_disk_leaves_the_last_copy_and_it_goes_on_afterwards(cut_dump, monkeypatch):
+    folder, captures = cut_dump([0, ATTENTION, 1]), Captures()
+    capture_file.copy_to(folder, captures)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.os, "replace", full)
+        with pytest.warns(UserWarning, match="No space left") as said:
+            captures.note("4 tokens", Recorded(whole=True))
+    assert [str(w.message) for w in said] == [
+        f"dump file {folder / 'captures.json'} was not written: [Errno 28] No space left on device"
+    ]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    captures.write()
+    assert "4 tokens" in (folder / "captures.json").read_text()
+    assert "4 tokens" in (folder / "index.html").read_text()
+
+
+def test_a_folder_that_is_read_only_is_said_in_the_same_words_every_time(cut_dump, monkeypatch):
+    """So that the warning is shown once, and not for each size."""
+    folder, captures = cut_dump([0, ATTENTION, 1]), Captures()
+    capture_file.copy_to(folder, captures)
+    monkeypatch.setattr(capture_file.os, "access", lambda path, mode: False)
+    said = []
+    for n in range(3):
+        with pytest.warns(UserWarning, match=r"captures\.json was not written") as warned:
+            captures.note(f"{n} tokens", Recorded(whole=True))
+        said += [str(warning.message) for warning in warned]
+    assert len(said) == 3 and len(set(said)) == 1
+
+
+def test_a_record_that_another_thread_adds_to_can_be_written():
+    """A dict that grows while it is copied would raise."""
+    captures, stop, failed = Captures(), threading.Event(), []
+
+    def add():
+        for n in itertools.count():
+            if stop.is_set():
+                return
+            captures.memory[f"{n % 5000} tokens"] = n
+            captures.recorded[f"{n} tokens"] = Recorded()
+            if n % 3000 == 2999:
+                captures.recorded.clear()
+                captures.memory.clear()
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        for _ in range(150):
+            captures.to_dict()
+    except RuntimeError as error:
+        failed.append(error)
+    finally:
+        stop.set()
+        thread.join()
+    assert failed == []
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_files(cut_dump):
+    """What it leaves besides is hidden, and no file of the dump to a reader."""
+    folder = cut_dump([0, ATTENTION, 1])
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from swa_compile.capture_file import copy_to\n"
+        "from swa_compile.captures import Captures, Recorded\n"
+        "captures, n = Captures(), 0\n"
+        "copy_to(Path(sys.argv[1]), captures)\n"
+        "print('writing', flush=True)\n"
+        "while True:\n"
+        "    n += 1\n"
+        "    captures.note(f'{n % 400} tokens', Recorded(pieces=tuple(range(n % 97))))\n"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "writing\n"
+            until = time.monotonic() + 1
+            while time.monotonic() < until:  # somebody who reads meanwhile
+                dump = Dump.read(folder)
+                assert dump.captures and not dump.captures_error
+                assert (folder / "index.html").read_text().endswith("</html>\n")
+        finally:
+            process.kill()
+    (folder / ".captures.json-abc").write_text("{")  # as if it had been killed there
+    dump = Dump.read(folder)
+    assert dump.captures["recorded"] and not dump.captures_error
+    assert not any(name.startswith(".") for name in dump.texts)
+    assert (folder / "index.html").read_text().endswith("</html>\n")
+
+
+def test_explain_tells_how_many_graphs_there_are_and_what_was_skipped():
+    captures = Captures(captures=7)
+    captures.skip(Skip("piece 3 runs uncaptured: its sizes depend on data", source="m.py:3"))
+    lines = narrate_graph(swa_compile.GraphReport(captures=captures))
+    assert any(line.split()[:3] == ["7", "CUDA", "graphs"] for line in lines)
+    assert any("CAPTURE_SKIPPED at m.py:3: piece 3 runs uncaptured" in line for line in lines)
+    assert not any("CUDA graphs" in line for line in narrate_graph(swa_compile.GraphReport()))
 
 
 def test_captures_of_a_folder_that_is_gone_or_cannot_be_written(cut_dump, monkeypatch):

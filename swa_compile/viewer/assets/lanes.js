@@ -29,7 +29,8 @@ function drawLanes(app, view) {
   const layout = () => {
     height = Math.max(30, Math.min(46, Math.floor(picture.clientHeight / Math.max(layers.length, 1))));
     rows.style.height = `${layers.length * height}px`;
-    middle.box.style.height = `${Math.min(picture.clientHeight, Math.max(layers.length * height, 360)) - 20}px`;
+    const wanted = Math.max(layers.length * height, middle.needs() + 20);
+    middle.box.style.height = `${Math.min(picture.clientHeight, wanted) - 20}px`;
     draw();
   };
   const draw = () => {

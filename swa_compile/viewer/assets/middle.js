@@ -49,5 +49,6 @@ function middleBox(app, early) {
     }
   };
   mark();
-  return { box, list, mark };
+  const needs = () => list.scrollHeight + foot.offsetHeight + 8;
+  return { box, list, mark, needs };
 }
