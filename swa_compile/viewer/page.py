@@ -16,11 +16,13 @@ from swa_compile.viewer.advice import ADVICE
 from swa_compile.viewer.dump import PAGE, Dump
 from swa_compile.viewer.story import tell
 
-# In this order: each file uses what the ones ahead of it define.
+# In this order: each file uses what the ones ahead of it define, and the last one starts.
 _SCRIPTS = (
     *("dom.js", "data.js", "lines.js", "captures.js", "details.js", "chips.js", "middle.js"),
-    *("edges.js", "minimap.js", "bands.js", "lanes.js", "tabs.js", "theme.js", "main.js"),
+    *("edges.js", "minimap.js", "bands.js", "lanes.js", "tabs.js", "theme.js"),
+    *("address.js", "keys.js", "main.js"),
 )
+_STYLES = ("colours.css", "page.css", "narrow.css")
 
 
 # The element that holds what was captured. It stands ahead of all that a dump's texts go into.
@@ -60,7 +62,7 @@ def page(dump: Dump) -> str:
         {
             "TITLE": title,
             "POLICY": policy(script),
-            "STYLE": _asset("page.css"),
+            "STYLE": "\n".join(_asset(name) for name in _STYLES),
             "SUMMARY": html.escape(_headline(dump)),
             "CAPTURES": f"{_CAPTURES}{_inert(dump.captures)}</script>",
             "DATA": data,

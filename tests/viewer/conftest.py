@@ -127,13 +127,12 @@ def browser():
 class Page:
     """A page that is open, and what its console said."""
 
-    def __init__(self, browser, url: str, dark: bool = False) -> None:
+    def __init__(self, browser, url: str, dark: bool, size: tuple[int, int]) -> None:
         scheme = "dark" if dark else "light"
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.context = browser.new_context(
-            viewport={"width": 1280, "height": 800}, color_scheme=scheme
-        )
+        viewport = dict(zip(("width", "height"), size, strict=True))
+        self.context = browser.new_context(viewport=viewport, color_scheme=scheme)
         self.page = self.context.new_page()
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -151,11 +150,11 @@ class Page:
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(folder, fragment="", dark=False) -> Page; fails at the end on console errors."""
+    """open_page(folder, fragment, dark, size) -> Page; fails at the end on console errors."""
     opened: list[Page] = []
 
-    def open_one(folder: Path, fragment: str = "", dark: bool = False) -> Page:
-        opened.append(Page(browser, f"{(folder / 'index.html').as_uri()}#{fragment}", dark))
+    def open_one(folder: Path, fragment="", dark=False, size=(1280, 800)) -> Page:
+        opened.append(Page(browser, f"{(folder / 'index.html').as_uri()}#{fragment}", dark, size))
         return opened[-1]
 
     yield open_one

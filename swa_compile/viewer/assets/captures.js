@@ -71,7 +71,7 @@ function drawCaptures(app, panel) {
   }
   for (const skip of captures.skipped) panel.append(skipBox(skip));
   if (captures.further_skips) panel.append(el("p", { class: "faint" }, `and ${captures.further_skips} more skips`));
-  panel.append(el("p", { class: "faint" }, `As of ${captures.time}. A replay writes nothing: the counts are `
+  panel.append(el("p", { class: "faint" }, `${captures.time ? `As of ${captures.time}. ` : ""}A replay writes nothing: the counts are `
     + "brought up to date when something is recorded, when collect() or the process ends."));
 }
 

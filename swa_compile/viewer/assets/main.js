@@ -90,46 +90,6 @@ function find(query) {
   app.hitNames = new Set(app.hits.map((node) => node.name));
 }
 
-// What is shown stands in the address, for reloading and for the browser's back and forward.
-function remember({ anew = false } = {}) {
-  const state = new URLSearchParams();
-  const shown = app.rightStage() ? app.rightStage().name : "";
-  if (app.tab !== "picture") state.set("view", app.tab);
-  if (shown) state.set("stage", shown);
-  if (app.node) state.set("node", app.node);
-  if (app.node && app.nodeAt !== shown) state.set("at", app.nodeAt);
-  if (app.value !== null) state.set("value", app.value);
-  if (app.piece !== null) state.set("piece", app.piece);
-  if (location.hash === `#${state}`) return;
-  try { history[anew ? "replaceState" : "pushState"](null, "", `#${state}`); } catch { /* not allowed here */ }
-}
-
-function recall() {
-  const { stages, story } = app.data;
-  const state = new URLSearchParams(location.hash.slice(1));
-  const known = (key, values) => (values.some((value) => String(value) === state.get(key)) ? state.get(key) : null);
-  const place = (found) => (found === null ? null : Number(found));
-  const stop = stages.findIndex((stage) => stage.name === state.get("stage"));
-  Object.assign(app, {
-    tab: known("view", TABS.map(([name]) => name)) || "picture",
-    stop: stop >= 0 ? stop : Math.max(0, stages.length - 1),
-    node: "", nodeAt: "", query: "", hits: [], hitNames: new Set(),
-    value: place(known("value", [...story.values.keys()])),
-    piece: place(known("piece", story.pieces.map((item) => item.piece))),
-  });
-  const stage = app.data.stage(state.get("at")) || app.rightStage();
-  if (stage && stage.byName.has(state.get("node"))) {
-    Object.assign(app, { node: state.get("node"), nodeAt: stage.name, value: null, piece: null });
-  }
-}
-
-function goBack() {
-  recall();
-  $("search").value = "";
-  drawView();
-  drawDetails(app);
-}
-
 function drawHead() {
   const { report, title } = app.data;
   $("title").textContent = title;
@@ -168,6 +128,7 @@ function drawBar() {
   const slider = $("slider");
   const last = Math.max(0, app.data.stages.length - 1);
   slider.max = last;
+  $("stages").style.setProperty("--stops", last + 1);
   slider.disabled = last === 0;
   slider.addEventListener("input", () => app.toStop(Number(slider.value)));
   app.data.stages.forEach((stage, i) => $("stops").append(el("button", {
@@ -190,50 +151,6 @@ function drawBar() {
       box.blur();
     }
   });
-}
-
-// Arrow keys move among the chips: up and down through the lanes, left and right within one.
-function move(key) {
-  const match = /^([ab])(\d+)\.(\d+)$/.exec(app.cursor);
-  const layers = app.data.story.layers;
-  if (!match) {
-    const first = document.querySelector(".chip");
-    if (first) { app.cursor = first.dataset.at; first.focus(); }
-    return;
-  }
-  let [side, row, col] = [match[1], Number(match[2]), Number(match[3])];
-  const chips = (r, s) => document.querySelectorAll(`[data-at^="${s}${r}."]`).length;
-  if (key === "ArrowLeft" || key === "ArrowRight") {
-    col += key === "ArrowRight" ? 1 : -1;
-    if (col < 0) { if (side === "b" || !chips(row, "b")) return; side = "b"; col = chips(row, "b") - 1; }
-    if (col >= chips(row, side)) { if (side === "a" || !chips(row, "a")) return; side = "a"; col = 0; }
-  } else {
-    const step = key === "ArrowDown" ? 1 : -1;
-    do { row += step; if (row < 0 || row >= layers.length) return; app.revealLayer(row); }
-    while (!chips(row, side));
-    col = Math.min(col, chips(row, side) - 1);
-  }
-  app.cursor = `${side}${row}.${col}`;
-  app.revealLayer(row);
-  const chip = document.querySelector(`[data-at="${app.cursor}"]`);
-  if (chip) chip.focus({ preventScroll: true });
-}
-
-function keys(event) {
-  const typing = event.target.matches("input[type=search]");
-  // Many keyboards have brackets behind AltGr, which looks like Ctrl and Alt, or behind Option.
-  const bracket = event.altKey && "[]".includes(event.key);
-  if (event.metaKey || ((event.ctrlKey || event.altKey) && !bracket)) return;
-  if (event.key === "Escape") { app.clear(); event.target.blur(); return; }
-  if (typing) return;
-  if (event.key === "/") { $("search").focus(); event.preventDefault(); }
-  else if (event.key === "[") app.toStop(app.stop - 1);
-  else if (event.key === "]") app.toStop(app.stop + 1);
-  else if (TABS[Number(event.key) - 1]) app.openTab(TABS[Number(event.key) - 1][0]);
-  else if (event.key.startsWith("Arrow") && app.tab === "picture" && event.target.id !== "slider") {
-    move(event.key);
-    event.preventDefault();
-  }
 }
 
 async function start() {

@@ -49,6 +49,6 @@ function middleBox(app, early) {
     }
   };
   mark();
-  const needs = () => list.scrollHeight + foot.offsetHeight + 8;
+  const needs = () => list.scrollHeight + foot.scrollHeight + 10;
   return { box, list, mark, needs };
 }

@@ -54,7 +54,8 @@ function drawOperators(app, view) {
     }
     return found;
   });
-  const passes = stages.map((s, i) => i).filter((i) => stages[i].name !== "captured");
+  // Dynamo and Inductor change the graph too, ahead of the passes and behind them.
+  const passes = stages.map((s, i) => i).filter((i) => !["captured", "final"].includes(stages[i].name));
   const change = (op) => passes.length
     ? (counts[passes[passes.length - 1]].get(op) || 0) - (counts[passes[0]].get(op) || 0) : 0;
   const names = [...new Set(counts.flatMap((found) => [...found.keys()]))]
