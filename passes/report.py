@@ -137,7 +137,10 @@ class GraphReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: only dict, list, str, int, bool and None."""
-        return json.loads(json.dumps(asdict(self)))
+        # The record of captures says itself what it holds: a call in another thread may add to it.
+        data = asdict(replace(self, captures=None))
+        data["captures"] = None if self.captures is None else self.captures.to_dict()
+        return json.loads(json.dumps(data))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:

@@ -56,6 +56,8 @@ def narrate_graph(report: GraphReport, title: str = "graph") -> list[str]:
             lines += textwrap.wrap(
                 str(skip), _WIDTH, initial_indent="          ", subsequent_indent="          "
             )
+        if report.captures.further_skips:
+            lines.append(f"          and {report.captures.further_skips} more skips")
     if report.dump:
         lines.append(f"  dump: {report.dump}")
     return lines

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swa_compile.passes.graph_file import read_graph
+from swa_compile.passes.reading import read_text
 from swa_compile.viewer.records import read_captures, read_report
 
 PAGE = "index.html"
@@ -39,20 +40,20 @@ class Dump:
         """The dump in `folder`.
 
         Raises:
-            ValueError: where it is none, or the report or the graph in it cannot be read.
+            OSError, ValueError: where it is none, or the report or the graph in it cannot be read.
         """
         if not is_graph_folder(folder):
             raise ValueError(f"{folder} holds no dump of a graph")
         texts = {
-            path.name: _read(path)
+            path.name: _text(path)
             for path in sorted(folder.iterdir())
-            if path.suffix in (".py", ".txt") and not path.name.startswith(".")
+            if path.suffix in (".py", ".txt") and path.is_file() and not path.name.startswith(".")
         }
         code = texts.pop("03-inductor.py", "")
         dump = cls(folder, read_report(folder), read_graph(folder), texts, code)
         try:
             dump.captures = read_captures(folder)
-        except ValueError as error:  # all else can be shown
+        except (OSError, ValueError) as error:  # all else can be shown
             dump.captures_error = str(error)
         return dump
 
@@ -102,5 +103,8 @@ def _order(folder: Path) -> tuple[int, float, str, int]:
     )
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        return f"# {path.name} cannot be read: {error}\n"

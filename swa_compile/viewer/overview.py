@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import os
 from pathlib import Path
 from urllib.parse import quote
 
+from swa_compile.passes.folder import LIMIT_NOTE
 from swa_compile.viewer.dump import Dump, graph_folders
 
 _STYLE = """
@@ -28,7 +30,8 @@ def overview(root: Path, address: str = "") -> str:
     """
     rows = [_row(root, address, folder) for folder in graph_folders(root)]
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-    cut = [note.parent.name for note in sorted(root.glob("**/no-more-graphs.txt"))]
+    places = (LIMIT_NOTE, f"pid-*/{LIMIT_NOTE}")
+    cut = [note.parent.name for place in places for note in sorted(root.glob(place))]
     notes = "".join(
         f'<p class="bad">{html.escape(name)} compiled more graphs than are dumped.</p>'
         for name in cut
@@ -50,8 +53,11 @@ def overview(root: Path, address: str = "") -> str:
 
 def _row(root: Path, address: str, folder: Path) -> str:
     where = folder.relative_to(root).as_posix()
-    link = f'<a href="{quote(f"{address}{where}/index.html")}">{html.escape(where)}</a>'
+    target = os.fsencode(f"{address}{where}/index.html")  # a name of a file may be no text
+    link = f'<a href="{quote(target)}">{html.escape(where)}</a>'
     try:
+        if root.resolve() not in (folder.resolve(), *folder.resolve().parents):
+            raise ValueError(f"a link to {folder.resolve()}, which has to be viewed by itself")
         dump = Dump.read(folder)
     except (OSError, ValueError) as error:
         why = html.escape(str(error))

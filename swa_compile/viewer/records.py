@@ -6,12 +6,12 @@ filled in, one that is not known is left out, and anything else is an error that
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from swa_compile.captures import Captures, Recorded, Skip
 from swa_compile.passes import GraphReport, Refusal
+from swa_compile.passes.reading import read_json, short_json
 from swa_compile.passes.report import Cache, Value
 
 # Examples: a list holds any number of its one item, a dict with the key ANY any keys, and None
@@ -65,10 +65,10 @@ def read_captures(folder: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, example: dict[str, Any]) -> dict[str, Any]:
-    if not path.exists():
+    if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         found: dict[str, Any] = _like(example, data, "all of it") if data != {} else {}
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
@@ -80,7 +80,7 @@ def _like(example: Any, data: Any, what: str) -> Any:
     if example is None:
         return data
     if not isinstance(data, type(example)):
-        raise ValueError(f"{what} is {_short(data)}")
+        raise ValueError(f"{what} is {short_json(data)}")
     if isinstance(example, list):
         return [_like(example[0], item, f"an item of {what}") for item in data]
     if not isinstance(example, dict):
@@ -96,8 +96,3 @@ def _like(example: Any, data: Any, what: str) -> Any:
 def _nothing(example: Any) -> Any:
     """What stands for a key that is missing."""
     return type(example)() if isinstance(example, (list, dict)) else example
-
-
-def _short(data: Any) -> str:
-    text = json.dumps(data)
-    return text if len(text) <= 40 else f"{text[:40]}..."

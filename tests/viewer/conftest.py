@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
+import threading
 import warnings
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import swa_compile
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
 from swa_compile.viewer.dump import graph_folders
 from swa_compile.viewer.page import write_page
+from swa_compile.viewer.serve import serve
 
 ROWS, FULL = 24, 96
 LAYERS = 4  # of the model of most dumps here
@@ -149,6 +153,31 @@ def cut_dump(model_dump, tmp_path):
         return folder
 
     return make
+
+
+@pytest.fixture
+def serving():
+    """serving(root) -> get; get(path, host=None) -> (status, text) from a server of `root`."""
+    with contextlib.ExitStack() as servers:
+
+        def start(root: Path):
+            server = servers.enter_context(serve(root))
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            servers.callback(thread.join)
+            servers.callback(server.shutdown)
+
+            def get(path, host=None):
+                connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+                connection.putrequest("GET", path, skip_host=True)
+                connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+                connection.endheaders()
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+            return get
+
+        yield start
 
 
 def find_chromium() -> str | None:

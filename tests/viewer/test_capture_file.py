@@ -56,8 +56,16 @@ def test_a_folder_that_is_read_only_is_said_in_the_same_words_every_time(cut_dum
     assert len(said) == 3 and len(set(said)) == 1
 
 
-def test_a_record_that_another_thread_adds_to_can_be_written():
-    """A dict that grows while it is copied would raise."""
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda captures: captures.to_dict(),
+        lambda captures: swa_compile.GraphReport(captures=captures).to_dict(),
+    ],
+    ids=["record", "report"],
+)
+def test_a_record_that_another_thread_adds_to_can_be_read(read):
+    """A dict that grows while it is walked through would raise."""
     captures, stop, failed = Captures(), threading.Event(), []
 
     def add():
@@ -74,7 +82,7 @@ def test_a_record_that_another_thread_adds_to_can_be_written():
     thread.start()
     try:
         for _ in range(150):
-            captures.to_dict()
+            read(captures)
     except RuntimeError as error:
         failed.append(error)
     finally:

@@ -1,7 +1,6 @@
 """What was captured of a graph: in `captures.json`, in the page and in the terminal."""
 
 import json
-import shutil
 
 import pytest
 
@@ -33,28 +32,6 @@ def test_a_page_that_gets_captures_is_the_page_that_is_made_with_them(cut_dump):
     capture_file.copy_to(folder, captures)
     captures.note("</script> {{DATA}}", Recorded(whole=True))
     assert (folder / "index.html").read_text() == page(Dump.read(folder))
-
-
-UNREADABLE = [
-    *(b'{"mode": "au', b"%%%", b"", b"[]", b"3", b'{"recorded": [1]}', b"\xff\xfe\0"),
-    b'{"format": 2, "buckets": []}',
-]
-
-
-@pytest.mark.browser
-def test_captures_that_cannot_be_read_are_named_and_the_rest_is_shown(
-    model_dump, tmp_path, open_page
-):
-    for i, text in enumerate(UNREADABLE):
-        folder = tmp_path / f"graph-{i:03d}"
-        shutil.copytree(model_dump, folder)
-        (folder / "captures.json").write_bytes(text)
-        write_page(folder)
-        shown = open_page(folder)
-        assert shown.page.locator(".lane").count() == LAYERS
-        assert "captures.json" in shown.page.locator("#details .refusal").inner_text()
-        assert shown.texts(".figure b")[0] == "6 → 1"
-        assert "CUDA graphs" not in shown.texts(".figure span")
 
 
 @pytest.mark.browser

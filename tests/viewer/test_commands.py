@@ -1,45 +1,27 @@
 """`swa-compile view` and `diff`, and the server behind the first."""
 
+import _thread
 import http.client
 import json
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from urllib.parse import urljoin
+from urllib.request import urlopen
 
 import pytest
 
 import swa_compile.cli
 from swa_compile.passes.graph_file import read_graph, write_graph
-from swa_compile.viewer.dump import Dump
-from swa_compile.viewer.overview import overview
-from swa_compile.viewer.page import page
-from swa_compile.viewer.serve import serve
 
 from .conftest import Model, arguments, compile_into
 
 
 @pytest.fixture
-def get(model_dump):
+def get(serving, model_dump):
     """get(path, host=None) -> (status, text) from a server of the dump directory."""
-    server = serve(model_dump.parents[1])
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-
-    def ask(path, host=None):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-        connection.putrequest("GET", path, skip_host=True)
-        connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
-        connection.endheaders()
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-    yield ask
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return serving(model_dump.parents[1])
 
 
 def test_the_root_lists_the_graphs_and_links_to_their_pages(get, model_dump):
@@ -85,67 +67,27 @@ def test_view_prints_an_address_that_answers_and_ends_on_interrupt(model_dump):
             process.kill()
 
 
+def test_a_browser_that_takes_the_terminal_until_one_leaves_it_is_answered(
+    model_dump, monkeypatch, capsys
+):
+    """As w3m does: `webbrowser.open` comes back when the user quits."""
+    answers = []
+
+    def browse(address):
+        with urlopen(address, timeout=20) as answer:
+            answers.append(answer.status)
+        _thread.interrupt_main()
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    assert swa_compile.cli.main(["view", str(model_dump)]) == 0
+    assert answers == [200]
+
+
 @pytest.mark.parametrize("command", [["view", "."], ["view", "no/such"], ["diff", ".", "."]])
 def test_a_folder_without_dumps_is_wrong_usage(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert swa_compile.cli.main(command) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def edited(dump, tmp_path, file, text):
-    """A copy of `dump` in which `file` has another `text`."""
-    copy = tmp_path / "edited" / "graph-000"
-    shutil.copytree(dump, copy)
-    (copy / file).write_text(text)
-    return copy
-
-
-BROKEN = [
-    ("report.json", '{"translations_found": 3, "tra'),
-    ("report.json", "[]"),
-    ("report.json", ""),
-    ("report.json", '{"values": [1]}'),
-    ("graph.json", '{"format":1,"stages":[{"na'),
-    ("graph.json", "[]"),
-    ("graph.json", '{"format":1}'),
-    ("graph.json", '{"format":2,"stages":[],"nodes":[]}'),
-]
-
-
-@pytest.mark.parametrize(("file", "text"), BROKEN)
-def test_a_file_that_cannot_be_read_is_named(file, text, model_dump, tmp_path, capsys):
-    """In one line by `diff`, and in its row by `view`, which lists the others as before."""
-    broken = edited(model_dump, tmp_path, file, text)
-    assert swa_compile.cli.main(["diff", str(model_dump), str(broken)]) == 2
-    error = capsys.readouterr().err
-    assert f"{file} cannot be read" in error and error.count("\n") == 1
-    shutil.copytree(model_dump, broken.parent / "graph-001")
-    listed = overview(broken.parent)
-    assert f"{file} cannot be read" in listed and "graph-001/index.html" in listed
-
-
-def test_a_report_that_lacks_later_figures_is_shown_without_them(model_dump, tmp_path):
-    report = json.loads((model_dump / "report.json").read_text())
-    for key in ("partitions", "rows_fused", "cache_copies", "refused", "from_cache"):
-        del report[key]
-    for value in report["values"]:
-        del value["code"]
-    old = edited(model_dump, tmp_path, "report.json", json.dumps({**report, "later": 1}))
-    assert "later" not in Dump.read(old).report
-    assert page(Dump.read(old)) and "6 &rarr; 1" in overview(old.parent)
-    assert swa_compile.cli.main(["diff", str(model_dump), str(old)]) == 0
-
-
-def test_a_dump_that_cannot_be_told_is_an_answer_of_the_server(get, model_dump, tmp_path):
-    """Whatever is wrong with it, and the server goes on."""
-    nodes = '{"format":1,"nodes":[{"name":1}],"stages":[{"name":"functional","nodes":[0]}]}'
-    broken = edited(model_dump, tmp_path, "graph.json", nodes)
-    shutil.copytree(broken, model_dump.parent / "graph-777")
-    try:
-        assert get(f"/{model_dump.parent.name}/graph-777")[0] == 500
-        assert get(f"/{model_dump.parent.name}/graph-000")[0] == 200
-    finally:
-        shutil.rmtree(model_dump.parent / "graph-777")
 
 
 def test_equal_dumps_have_no_difference(model_dump, tmp_path, capsys):
