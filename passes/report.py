@@ -161,7 +161,8 @@ class GraphReport:
             lines = ["nothing to hoist: no translation and no KV store in this graph"]
         else:
             lines = [
-                f"{self.translations_found} translations -> {self.translation_nodes} "
+                f"{self.translations_found} translation{'s' * (self.translations_found != 1)} -> "
+                f"{self.translation_nodes} "
                 f"node{'s' * (self.translation_nodes != 1)} ({len(self.values)} distinct "
                 f"value{'s' * (len(self.values) != 1)}, {self.translations_left} left in the layer "
                 f"code); {self.stores_lowered} of {self.stores_found} stores lowered"

@@ -99,7 +99,10 @@ def strict_failures(report: GraphReport) -> list[str]:
     failures = []
     if report.translations_left:
         codes = ", ".join(sorted({refusal.code for refusal in report.refused}))
-        failures.append(f"{report.translations_left} translations stay in the layer code ({codes})")
+        left = "1 translation stays"
+        if report.translations_left != 1:
+            left = f"{report.translations_left} translations stay"
+        failures.append(f"{left} in the layer code ({codes})")
     if report.cache_copies:
         failures.append(f"CACHE_COPIED: {report.cache_copies} buffers of a KV cache's size")
     return failures
@@ -109,7 +112,8 @@ def _sentence(report: GraphReport) -> str:
     if not report.translations_found and not report.stores_found:
         return "nothing to hoist: no translation and no KV store in this graph"
     nodes = report.translation_nodes
-    text = f"{report.translations_found} translations -> {nodes} node{'s' * (nodes != 1)}"
+    found = report.translations_found
+    text = f"{found} translation{'s' * (found != 1)} -> {nodes} node{'s' * (nodes != 1)}"
     if report.translations_left:
         text += f", {report.translations_left} left in the layer code"
     return f"{text}; {report.stores_lowered} of {report.stores_found} stores lowered"

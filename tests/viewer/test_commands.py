@@ -83,11 +83,15 @@ def test_a_browser_that_takes_the_terminal_until_one_leaves_it_is_answered(
     assert answers == [200]
 
 
-@pytest.mark.parametrize("command", [["view", "."], ["view", "no/such"], ["diff", ".", "."]])
+@pytest.mark.parametrize(
+    "command", [["view", "."], ["view", "no/such"], ["diff", ".", "."], ["diff", "no/such", "."]]
+)
 def test_a_folder_without_dumps_is_wrong_usage(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert swa_compile.cli.main(command) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert ("there is no folder no/such" in error) == ("no/such" in command)
 
 
 def test_equal_dumps_have_no_difference(model_dump, tmp_path, capsys):
