@@ -16,7 +16,9 @@ body { font: 14px/1.5 system-ui, sans-serif; margin: 32px auto; padding: 0 24px;
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid #8884; }
 td.n { font-variant-numeric: tabular-nums; }
-.bad { color: #d9480f; font-weight: 600; } .faint { opacity: .65; }
+td:first-child { white-space: nowrap; } td[colspan] { overflow-wrap: anywhere; }
+.bad { color: #c03a06; font-weight: 600; } .faint { opacity: .75; }
+@media (prefers-color-scheme: dark) { .bad { color: #ff9a66; } }
 """
 _HEADS = ("graph", "translations", "refused", "left", "stores lowered", "code", "made")
 
@@ -43,6 +45,7 @@ def overview(root: Path, address: str = "") -> str:
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">"
         f"<title>{html.escape(root.name)} - swa_compile</title><style>{_STYLE}</style></head>"

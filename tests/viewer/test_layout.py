@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from swa_compile.passes.graph_file import read_graph, write_graph
+from swa_compile.viewer.overview import overview
 from swa_compile.viewer.page import write_page
 
 pytestmark = pytest.mark.browser
@@ -99,6 +100,10 @@ CONTRASTS = r"""() => {
   const luminance = (color) => color.slice(0, 3).map((v) => v / 255)
     .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const canvas = document.body.appendChild(document.createElement("i"));
+  canvas.style.backgroundColor = "Canvas";
+  const bottom = rgba(getComputedStyle(canvas).backgroundColor);
+  canvas.remove();
   const found = [];
   for (const element of document.querySelectorAll("body *:not(script, style, noscript)")) {
     const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
@@ -106,7 +111,7 @@ CONTRASTS = r"""() => {
     const around = [];
     for (let at = element; at; at = at.parentElement) around.unshift(getComputedStyle(at));
     const grounds = around.map((style) => rgba(style.backgroundColor));
-    const ground = grounds.reduce((below, top) => over(top, below), [255, 255, 255]);
+    const ground = grounds.reduce((below, top) => over(top, below), bottom);
     const [r, g, b, a] = rgba(getComputedStyle(element).color);
     const opacity = around.reduce((product, s) => product * Number(s.opacity), a);
     const [low, high] = [ground, over([r, g, b, opacity], ground)].map(luminance)
@@ -146,6 +151,20 @@ def test_every_text_is_readable(dump, dark, open_page, request):
         shown.page.keyboard.press(key)
         check()
     assert seen > 500
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_list_of_graphs_is_readable(scheme, mixed_dump, tmp_path, browser):
+    shutil.copytree(mixed_dump, tmp_path / "graph-000")
+    (tmp_path / "graph-001").mkdir()
+    (tmp_path / "graph-001" / "report.json").write_text("{")
+    (tmp_path / "list.html").write_text(overview(tmp_path))
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((tmp_path / "list.html").as_uri())
+    contrasts = page.evaluate(CONTRASTS)
+    page.close()
+    assert len(contrasts) > 15
+    assert [(round(n, 2), what[:60]) for n, what in contrasts if n < 4.5] == []
 
 
 def test_what_inductor_changes_is_not_ascribed_to_the_passes(full_dump, open_page, tmp_path):

@@ -68,6 +68,7 @@ def test_pieces_of_real_code_are_bands_between_the_attention_calls(on_cpu, tmp_p
     shown.page.locator("#details .link", has_text="03-inductor.py").click()
     marked = shown.page.locator(".line.marked .text").inner_text()
     assert marked == "def partition_4(args):"
+    assert f" in {LAYERS + 1} pieces and between them" in shown.texts("#view .file")[0]
 
     # An operator between two is the node of its layer; the keyboard goes through the bands.
     shown.page.keyboard.press("1")
