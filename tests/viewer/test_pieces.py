@@ -12,6 +12,7 @@ from swa_compile import capture_file
 from swa_compile.captures import Captures, Recorded, Skip
 from swa_compile.viewer.layers import Layers
 from swa_compile.viewer.pieces import find_pieces
+from swa_compile.viewer.records import CAPTURES_FORMAT
 
 from .conftest import ATTENTION, LAYERS, Model, arguments, read_captures
 
@@ -81,6 +82,8 @@ def test_pieces_of_real_code_are_bands_between_the_attention_calls(on_cpu, tmp_p
     shown.page.keyboard.press("Escape")
 
     captures = read_captures(report)
+    around = {"format": CAPTURES_FORMAT, "time": captures["time"], "further_sizes": 0}
+    assert captures == {**report.captures.to_dict(), **around}
     assert captures["recorded"] == {
         "5 tokens": {"whole": False, "pieces": [0, 1, 2, 3, 4], "direct": True}
     }
