@@ -24,7 +24,7 @@ ENVIRONMENT_VARIABLE = "SWA_COMPILE_DUMP"
 MAX_GRAPHS = 100
 MAX_BYTES = 8 * 2**20  # of one file
 
-_LIMIT_NOTE = "no-more-graphs.txt"
+LIMIT_NOTE = "no-more-graphs.txt"
 
 
 def dump_root(dump_dir: str | None) -> Path | None:
@@ -43,8 +43,8 @@ def new_folder(root: Path) -> Path | None:
     parent.mkdir(parents=True, exist_ok=True)
     if sum(1 for _ in parent.glob("graph-*")) >= MAX_GRAPHS:
         text = f"this process dumped {MAX_GRAPHS} graphs; later ones were compiled without a dump"
-        if not (parent / _LIMIT_NOTE).exists():
-            write_file(parent / _LIMIT_NOTE, text + "\n")
+        if not (parent / LIMIT_NOTE).exists():
+            write_file(parent / LIMIT_NOTE, text + "\n")
         warnings.warn(f"no dump in {parent}: {text}", stacklevel=2)
         return None
     return Path(tempfile.mkdtemp(dir=parent, prefix=".graph-", suffix=".part"))
@@ -113,10 +113,20 @@ def bounded(text: str) -> str:
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= MAX_BYTES:
         return text
+    return cut_short(data, len(data))
+
+
+def cut_short(data: bytes, size: int) -> str:
+    """The whole lines in the first `MAX_BYTES` of `data`, and one that says what is cut.
+
+    Args:
+        data: the beginning of a text.
+        size: bytes of all of it.
+    """
     kept = data[:MAX_BYTES]
     kept = kept[: kept.rfind(b"\n") + 1]
-    note = f"# cut here: {len(kept)} of {len(data)} bytes are shown (the bound is {MAX_BYTES})\n"
-    return kept.decode("utf-8", "ignore") + note
+    note = f"# cut here: {len(kept)} of {size} bytes are shown (the bound is {MAX_BYTES})\n"
+    return kept.decode("utf-8", "replace") + note
 
 
 def _process_name() -> str:

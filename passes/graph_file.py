@@ -8,13 +8,34 @@ the file would have exceeded its bound. What a node holds is listed in `stages`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .folder import MAX_BYTES, write_file
+from .reading import read_json, short_json
 
 FORMAT = 1
 _NAME = "graph.json"
+
+_Types = Mapping[str, "type | tuple[type, ...]"]
+# What is read: the types of keys that have to be there, and of those that may be.
+_GRAPH: tuple[_Types, _Types] = (
+    {"stages": list},
+    {
+        **{"nodes": list, "stacks": list, "answers": list, "inputs": list, "omitted": list},
+        **{"provenance": dict, "options": dict},
+    },
+)
+_STAGE: tuple[_Types, _Types] = ({"name": str, "file": str, "nodes": list}, {})
+_ANSWER: tuple[_Types, _Types] = ({"node": str, "calls": list}, {})
+_NODE: tuple[_Types, _Types] = (
+    {"name": str, "op": str, "target": str, "kind": str},
+    {
+        **{"args": list, "caches": list, "shape": (list, str), "dtype": str, "device": str},
+        **{"module": str, "source": str, "stack": int, "place": int, "values": int},
+    },
+)
 
 
 def write_graph(folder: Path, data: dict[str, Any]) -> None:
@@ -22,31 +43,71 @@ def write_graph(folder: Path, data: dict[str, Any]) -> None:
 
     Args:
         folder: of the graph.
-        data: "stages", each with its "nodes", and whatever else JSON holds.
+        data: "stages", each with its "nodes", and whatever else JSON holds; "omitted" of an earlier
+            writing stay so.
     """
     stages = list(data["stages"])
-    omitted: list[str] = []
+    omitted: list[str] = list(data.get("omitted", []))
     while True:
         packed = {**data, **_pack(stages)}
         if omitted:
             packed["omitted"] = omitted
-        text = json.dumps(packed, separators=(",", ":"))
+        if not stages:  # whatever is large now belongs to stages
+            packed |= {"stacks": [], "answers": []}
+        text = json.dumps(packed, separators=(",", ":")) + "\n"  # ASCII: a byte a character
         if len(text) <= MAX_BYTES or not stages:
             break
         omitted = [stages.pop()["name"], *omitted]
-    write_file(folder / _NAME, text + "\n")
+    write_file(folder / _NAME, text)
 
 
 def read_graph(folder: Path) -> dict[str, Any]:
-    """What `write_graph` was given, from the file in `folder`; without stages if there is none."""
+    """What `write_graph` was given, from the file in `folder`; without stages if there is none.
+
+    Raises:
+        ValueError: where the file is not of this format; its message names it.
+    """
     path = folder / _NAME
-    if not path.exists():
+    if not path.is_file():
         return {"format": FORMAT, "stages": []}
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    table = data.pop("nodes", [])
-    for stage in data["stages"]:
-        stage["nodes"] = [table[i] for i in stage["nodes"]]
+    try:
+        data: dict[str, Any] = read_json(path)
+        if not isinstance(data, dict):
+            raise ValueError("it is no object")
+        if data.get("format") != FORMAT:
+            raise ValueError(f"it has format {data.get('format')}, and this version reads {FORMAT}")
+        _check("the graph", data, *_GRAPH)
+        table = data.pop("nodes", [])
+        for node in table:
+            _check("a node", node, *_NODE)
+            _check_names(node.get("args", []), node.get("caches", []))
+        for stage in data["stages"]:
+            _check("a stage", stage, *_STAGE)
+            stage["nodes"] = [table[i] for i in stage["nodes"]]
+        for answer in data.get("answers", []):
+            _check("an answer", answer, *_ANSWER)
+            _check_names(answer["calls"])
+        _check_names(data.get("stacks", []), data.get("inputs", []), data.get("omitted", []))
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
     return data
+
+
+def _check(what: str, item: Any, required: _Types, optional: _Types) -> None:
+    if not isinstance(item, dict):
+        raise ValueError(f"{what} is no object")
+    for key, kind in {**required, **optional}.items():
+        if key not in item and key in optional:
+            continue
+        if not isinstance(item.get(key), kind):
+            raise ValueError(f"'{key}' of {what} is {short_json(item.get(key))}")
+
+
+def _check_names(*lists: list[Any]) -> None:
+    for names in lists:
+        for name in names:
+            if not isinstance(name, str):
+                raise ValueError(f"{short_json(name)} is no name")
 
 
 def _pack(stages: list[dict[str, Any]]) -> dict[str, Any]:

@@ -153,7 +153,9 @@ def input_places(graph: Graph) -> dict[str, int]:
 
 
 def _strict_message(report: GraphReport) -> str:
-    lines = [f"{report.translations_left} translations stay in the layer code (strict=True):"]
+    left = report.translations_left
+    stay = "translation stays" if left == 1 else "translations stay"
+    lines = [f"{left} {stay} in the layer code (strict=True):"]
     for refusal in report.refused:
         where = f" at {refusal.source}" if refusal.source else ""
         lines.append(f"  {refusal.code}{where}: {refusal.message}")

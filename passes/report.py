@@ -137,7 +137,10 @@ class GraphReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: only dict, list, str, int, bool and None."""
-        return json.loads(json.dumps(asdict(self)))
+        # The record of captures says itself what it holds: a call in another thread may add to it.
+        data = asdict(replace(self, captures=None))
+        data["captures"] = None if self.captures is None else self.captures.to_dict()
+        return json.loads(json.dumps(data))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:
@@ -158,7 +161,8 @@ class GraphReport:
             lines = ["nothing to hoist: no translation and no KV store in this graph"]
         else:
             lines = [
-                f"{self.translations_found} translations -> {self.translation_nodes} "
+                f"{self.translations_found} translation{'s' * (self.translations_found != 1)} -> "
+                f"{self.translation_nodes} "
                 f"node{'s' * (self.translation_nodes != 1)} ({len(self.values)} distinct "
                 f"value{'s' * (len(self.values) != 1)}, {self.translations_left} left in the layer "
                 f"code); {self.stores_lowered} of {self.stores_found} stores lowered"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 # A skipped size repeats for ever; the record holds so many different skips and counts the rest.
@@ -122,8 +121,18 @@ class Captures:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return data
+        # From copies: a call in another thread may be adding to the record. By hand: `asdict` takes
+        # long for many sizes of many pieces, and this is done for each that is recorded.
+        recorded = dict(self.recorded)
+        return {
+            **{about.name: getattr(self, about.name) for about in fields(self)},
+            "memory": dict(self.memory),
+            "recorded": {
+                size: {"whole": r.whole, "pieces": list(r.pieces), "direct": r.direct}
+                for size, r in recorded.items()
+            },
+            "skipped": [asdict(skip) for skip in list(self.skipped)],
+        }
 
     def summary(self) -> str:
         """Readable lines."""

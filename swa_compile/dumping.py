@@ -133,8 +133,10 @@ def _add_final(folder: Path, data: dict[str, Any], module: GraphModule) -> None:
     for node in nodes:
         if node["name"] in prologue:
             node["prologue"] = True
-    text, before = str(print_graph(module.graph)), stages[-1]["file"]
-    number = len(stages)
+    # Stages whose nodes were left out have their texts.
+    names = [*(stage["name"] for stage in stages), *data.get("omitted", [])]
+    number = len(names)
+    text, before = str(print_graph(module.graph)), f"{number - 1:02d}-{names[-1]}.py"
     file = f"{number:02d}-final.py"
     write_file(folder / file, text)
     if (folder / before).exists():

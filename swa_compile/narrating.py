@@ -43,10 +43,21 @@ def narrate_graph(report: GraphReport, title: str = "graph") -> list[str]:
         (report.cache_copies, "buffers of a KV cache's size in the compiled code"),
         (report.mapping_kernels, "kernel calls that read the mapping"),
         (report.partitions, "partitions"),
+        (
+            report.captures.captures if report.captures else None,
+            "CUDA graphs (a size is recorded when it is met again)",
+        ),
     ]
     if any(count is not None for count, _ in facts):
         lines.append("")
     lines += [f"  {count:>6}  {what}" for count, what in facts if count is not None]
+    if report.captures:
+        for skip in report.captures.skipped:
+            lines += textwrap.wrap(
+                str(skip), _WIDTH, initial_indent="          ", subsequent_indent="          "
+            )
+        if report.captures.further_skips:
+            lines.append(f"          and {report.captures.further_skips} more skips")
     if report.dump:
         lines.append(f"  dump: {report.dump}")
     return lines
@@ -88,7 +99,10 @@ def strict_failures(report: GraphReport) -> list[str]:
     failures = []
     if report.translations_left:
         codes = ", ".join(sorted({refusal.code for refusal in report.refused}))
-        failures.append(f"{report.translations_left} translations stay in the layer code ({codes})")
+        left = "1 translation stays"
+        if report.translations_left != 1:
+            left = f"{report.translations_left} translations stay"
+        failures.append(f"{left} in the layer code ({codes})")
     if report.cache_copies:
         failures.append(f"CACHE_COPIED: {report.cache_copies} buffers of a KV cache's size")
     return failures
@@ -98,7 +112,8 @@ def _sentence(report: GraphReport) -> str:
     if not report.translations_found and not report.stores_found:
         return "nothing to hoist: no translation and no KV store in this graph"
     nodes = report.translation_nodes
-    text = f"{report.translations_found} translations -> {nodes} node{'s' * (nodes != 1)}"
+    found = report.translations_found
+    text = f"{found} translation{'s' * (found != 1)} -> {nodes} node{'s' * (nodes != 1)}"
     if report.translations_left:
         text += f", {report.translations_left} left in the layer code"
     return f"{text}; {report.stores_lowered} of {report.stores_found} stores lowered"

@@ -54,9 +54,10 @@ class SwaReport:
         elif not any(graph.translations_found for graph in self.graphs):
             problems.append("no graph has a translation: is the operator marked, and reached?")
         for number, graph in enumerate(self.graphs):
-            if graph.translation_nodes > max_nodes:
+            nodes = graph.translation_nodes
+            if nodes > max_nodes:
                 problems.append(
-                    f"graph {number}: {graph.translation_nodes} translation nodes, wanted at most "
+                    f"graph {number}: {nodes} translation node{'s' * (nodes != 1)}, wanted at most "
                     f"{max_nodes}"
                 )
             opaque = graph.stores_found - graph.stores_lowered
@@ -65,7 +66,7 @@ class SwaReport:
                     f"graph {number}: {opaque} of {graph.stores_found} KV stores stayed opaque"
                 )
         if problems:
-            pytest.fail("\n".join([*problems, "", self.text()]).rstrip(), pytrace=False)
+            raise AssertionError("\n".join([*problems, "", self.text()]).rstrip())
 
     def text(self) -> str:
         """What `swa-compile explain` would print of these graphs."""

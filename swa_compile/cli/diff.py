@@ -25,12 +25,15 @@ def run(args: argparse.Namespace) -> None:
     """Print the differences.
 
     Raises:
-        UsageError: where a folder holds no dump.
+        UsageError: where a folder is not there, or holds no dump.
         CheckFailed: where the dumps differ.
     """
     from swa_compile.viewer.compare import compare, describe_makers
 
     first, second = Path(args.first), Path(args.second)
+    for folder in (first, second):
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder}")
     try:
         makers, lines = describe_makers(first, second), compare(first, second)
     except (OSError, ValueError) as error:

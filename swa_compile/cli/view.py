@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import threading
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> None:
     print(f"{found} graph{'s' * (found != 1)} at {address}  (Ctrl-C ends)", flush=True)
     with server:
         if not args.no_open:
-            webbrowser.open(address)
+            # A browser in the terminal takes the thread until one leaves it, and asks meanwhile.
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:

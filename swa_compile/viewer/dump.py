@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swa_compile.passes.graph_file import read_graph
+from swa_compile.passes.reading import read_text
+from swa_compile.viewer.records import read_captures, read_report
 
 PAGE = "index.html"
 
@@ -22,7 +23,8 @@ class Dump:
         graph: `graph.json` (see `swa_compile.passes.stages`); no stages for code from a cache.
         texts: file name -> text of each stage, difference, table and error that is there.
         code: Inductor's, "" where there is none.
-        captures: the text of `captures.json`, "" where nothing was to be captured.
+        captures: `captures.json`, {} where nothing was to be captured.
+        captures_error: why that cannot be read, "" where it can.
     """
 
     folder: Path
@@ -30,31 +32,30 @@ class Dump:
     graph: dict[str, Any] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     code: str = ""
-    captures: str = ""
+    captures: dict[str, Any] = field(default_factory=dict)
+    captures_error: str = ""
 
     @classmethod
     def read(cls, folder: Path) -> Dump:
         """The dump in `folder`.
 
         Raises:
-            ValueError: where it is none, or a file in it is no JSON.
+            OSError, ValueError: where it is none, or the report or the graph in it cannot be read.
         """
         if not is_graph_folder(folder):
             raise ValueError(f"{folder} holds no dump of a graph")
-        report = folder / "report.json"
         texts = {
-            path.name: _read(path)
+            path.name: _text(path)
             for path in sorted(folder.iterdir())
-            if path.suffix in (".py", ".txt") and not path.name.startswith(".")
+            if path.suffix in (".py", ".txt") and path.is_file() and not path.name.startswith(".")
         }
-        return cls(
-            folder,
-            json.loads(_read(report)) if report.exists() else {},
-            read_graph(folder),
-            texts,
-            texts.pop("03-inductor.py", ""),
-            _read(captures) if (captures := folder / "captures.json").exists() else "",
-        )
+        code = texts.pop("03-inductor.py", "")
+        dump = cls(folder, read_report(folder), read_graph(folder), texts, code)
+        try:
+            dump.captures = read_captures(folder)
+        except (OSError, ValueError) as error:  # all else can be shown
+            dump.captures_error = str(error)
+        return dump
 
     def stage(self, name: str) -> list[dict[str, Any]]:
         """The nodes at stage `name`; none where it is not there."""
@@ -66,7 +67,10 @@ class Dump:
 
     @property
     def title(self) -> str:
-        return f"{self.folder.parent.name}/{self.folder.name}"
+        folder = self.folder
+        if folder.name.startswith("."):  # being made; the report has the coming name
+            folder = Path(self.report.get("dump") or folder)
+        return f"{folder.parent.name}/{folder.name}"
 
 
 def is_graph_folder(folder: Path) -> bool:
@@ -99,5 +103,8 @@ def _order(folder: Path) -> tuple[int, float, str, int]:
     )
 
 
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        return f"# {path.name} cannot be read: {error}\n"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import os
 from pathlib import Path
+from urllib.parse import quote
 
+from swa_compile.passes.folder import LIMIT_NOTE
 from swa_compile.viewer.dump import Dump, graph_folders
 
 _STYLE = """
@@ -13,16 +16,24 @@ body { font: 14px/1.5 system-ui, sans-serif; margin: 32px auto; padding: 0 24px;
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: 6px 14px 6px 0; border-bottom: 1px solid #8884; }
 td.n { font-variant-numeric: tabular-nums; }
-.bad { color: #d9480f; font-weight: 600; } .faint { opacity: .65; }
+td:first-child { white-space: nowrap; } td[colspan] { overflow-wrap: anywhere; }
+.bad { color: #c03a06; font-weight: 600; } .faint { opacity: .75; }
+@media (prefers-color-scheme: dark) { .bad { color: #ff9a66; } }
 """
 _HEADS = ("graph", "translations", "refused", "left", "stores lowered", "code", "made")
 
 
-def overview(root: Path) -> str:
-    """A table of the graphs below `root`, each with a link to its page."""
-    rows = [_row(root, folder) for folder in graph_folders(root)]
+def overview(root: Path, address: str = "") -> str:
+    """A table of the graphs below `root`, each with a link to its page.
+
+    Args:
+        root: a folder of dumps.
+        address: what links to what lies in `root` begin with.
+    """
+    rows = [_row(root, address, folder) for folder in graph_folders(root)]
     heads = "".join(f"<th>{head}</th>" for head in _HEADS)
-    cut = [note.parent.name for note in sorted(root.glob("**/no-more-graphs.txt"))]
+    places = (LIMIT_NOTE, f"pid-*/{LIMIT_NOTE}")
+    cut = [note.parent.name for place in places for note in sorted(root.glob(place))]
     notes = "".join(
         f'<p class="bad">{html.escape(name)} compiled more graphs than are dumped.</p>'
         for name in cut
@@ -34,6 +45,7 @@ def overview(root: Path) -> str:
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">"
         f"<title>{html.escape(root.name)} - swa_compile</title><style>{_STYLE}</style></head>"
@@ -42,13 +54,17 @@ def overview(root: Path) -> str:
     )
 
 
-def _row(root: Path, folder: Path) -> str:
+def _row(root: Path, address: str, folder: Path) -> str:
     where = folder.relative_to(root).as_posix()
-    link = f'<a href="{html.escape(where, quote=True)}/index.html">{html.escape(where)}</a>'
+    target = os.fsencode(f"{address}{where}/index.html")  # a name of a file may be no text
+    link = f'<a href="{quote(target)}">{html.escape(where)}</a>'
     try:
+        if root.resolve() not in (folder.resolve(), *folder.resolve().parents):
+            raise ValueError(f"a link to {folder.resolve()}, which has to be viewed by itself")
         dump = Dump.read(folder)
     except (OSError, ValueError) as error:
-        return f"<tr><td>{html.escape(where)}</td><td colspan=6>{html.escape(str(error))}</td></tr>"
+        why = html.escape(str(error))
+        return f"<tr><td>{html.escape(where)}</td><td colspan=6 class=bad>{why}</td></tr>"
     report = dump.report
     made = html.escape(dump.graph.get("provenance", {}).get("time", ""))
     if not report:

@@ -16,11 +16,13 @@ from swa_compile.viewer.advice import ADVICE
 from swa_compile.viewer.dump import PAGE, Dump
 from swa_compile.viewer.story import tell
 
-# In this order: each file uses what the ones ahead of it define.
+# In this order: each file uses what the ones ahead of it define, and the last one starts.
 _SCRIPTS = (
     *("dom.js", "data.js", "lines.js", "captures.js", "details.js", "chips.js", "middle.js"),
-    *("edges.js", "minimap.js", "bands.js", "lanes.js", "tabs.js", "theme.js", "main.js"),
+    *("edges.js", "minimap.js", "bands.js", "lanes.js", "tabs.js", "theme.js"),
+    *("address.js", "keys.js", "main.js"),
 )
+_STYLES = ("colours.css", "page.css", "narrow.css")
 
 
 # The element that holds what was captured. It stands ahead of all that a dump's texts go into.
@@ -36,8 +38,8 @@ def write_page(folder: Path) -> None:
     write_file(folder / PAGE, page(Dump.read(folder)))
 
 
-def put_captures(folder: Path, text: str) -> None:
-    """Put `text`, the `captures.json` of today, into the page in `folder`, if there is one.
+def put_captures(folder: Path, captures: dict[str, Any]) -> None:
+    """Put `captures`, the `captures.json` of today, into the page in `folder`, if there is one.
 
     The rest of the page stays as it is: it was made of the graph, which does not change.
     """
@@ -46,7 +48,7 @@ def put_captures(folder: Path, text: str) -> None:
         head, start, rest = path.read_text(encoding="utf-8").partition(_CAPTURES)
         _, end, tail = rest.partition("</script>")
         if start and end:
-            write_file(path, f"{head}{start}{_inert(text)}{end}{tail}")
+            write_file(path, f"{head}{start}{_inert(captures)}{end}{tail}")
 
 
 def page(dump: Dump) -> str:
@@ -60,7 +62,7 @@ def page(dump: Dump) -> str:
         {
             "TITLE": title,
             "POLICY": policy(script),
-            "STYLE": _asset("page.css"),
+            "STYLE": "\n".join(_asset(name) for name in _STYLES),
             "SUMMARY": html.escape(_headline(dump)),
             "CAPTURES": f"{_CAPTURES}{_inert(dump.captures)}</script>",
             "DATA": data,
@@ -90,6 +92,7 @@ def _payload(dump: Dump) -> str:
         "code": dump.code,
         "story": tell(dump),
         "advice": ADVICE,
+        "captures_error": dump.captures_error,
         "left_out": [],
     }
     while True:
@@ -130,9 +133,9 @@ def _headline(dump: Dump) -> str:
     )
 
 
-def _inert(text: str) -> str:
+def _inert(data: dict[str, Any]) -> str:
     """JSON as a browser reads it in an element, whatever the strings in it say."""
-    return text.replace("<", "\\u003c")
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _fill(template: str, values: dict[str, str]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from swa_compile.passes.reading import read_text
 from swa_compile.viewer.dump import PAGE, Dump, graph_folders, is_graph_folder
 from swa_compile.viewer.overview import overview
 from swa_compile.viewer.page import page
@@ -28,7 +31,13 @@ def serve(root: Path, port: int = 0) -> ThreadingHTTPServer:
     Raises:
         OSError: where the port is taken.
     """
-    return ThreadingHTTPServer((ADDRESS, port), partial(_Handler, root.resolve()))
+    return _Server((ADDRESS, port), partial(_Handler, root.resolve()))
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # who asked has gone: no matter
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -44,28 +53,32 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in (ADDRESS, "localhost"):
             return self._send(HTTPStatus.FORBIDDEN, "text/plain", f"asked for as {host!r}")
         try:
-            text, kind = self._find(unquote(urlsplit(self.path).path))
-        except (OSError, ValueError) as error:
-            return self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", str(error))
+            path = unquote(urlsplit(self.path).path, errors="surrogateescape")
+            text, kind = self._find(path)
+        except Exception as error:  # a dump that somebody edited, say
+            text = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
+            return self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", text)
         if text is None:
             return self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is no such dump")
         self._send(HTTPStatus.OK, kind, text)
 
     def _find(self, path: str) -> tuple[str | None, str]:
         name = path.strip("/").removesuffix(PAGE).strip("/")
+        if "\0" in name:
+            return None, ""
         place = (self.root / name).resolve()
         if place != self.root and self.root not in place.parents:
             return None, ""
         if is_graph_folder(place):
             return page(Dump.read(place)), "text/html"
         if place.is_dir() and (name == "" or graph_folders(place)):
-            return overview(place), "text/html"
+            return overview(place, f"/{name}/" if name else ""), "text/html"
         if place.is_file() and is_graph_folder(place.parent):
-            return place.read_text(encoding="utf-8", errors="replace"), "text/plain"
+            return read_text(place), "text/plain"
         return None, ""
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
-        data = text.encode()
+        data = text.encode("utf-8", "backslashreplace")  # names of files may be no text
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))

@@ -108,7 +108,7 @@ def test_explain_strict_shows_the_story_and_exits_1(tmp_path):
     arguments = ("explain", "mine:build_lazily", "--strict")
     code, out, error = run(*arguments, cwd=tmp_path, TORCHINDUCTOR_CACHE_DIR=own)
     assert (code, error.count("\n")) == (1, 1), error
-    assert "1 translations stay in the layer code (LOC_FROM_ACTIVATIONS)" in error
+    assert "1 translation stays in the layer code (LOC_FROM_ACTIVATIONS)" in error
     assert re.search(r"1 call in the layers +mapping\[loc\]", out)
     assert re.search(r"> +\d+ \|     return translate_loc\(mapping, loc\) \+", out)
     assert "do:  Compute the ids from index inputs" in out

@@ -16,6 +16,7 @@ import swa_compile
 from swa_compile.cudagraphs import CaptureUseError
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
 from swa_compile.viewer.dump import Dump
+from swa_compile.viewer.records import CAPTURES_FORMAT
 from swa_compile.viewer.story import tell
 
 FULL, ROWS, LAYERS, HEADS, DIM = 192, 48, 4, 2, 16
@@ -530,7 +531,8 @@ def test_the_dump_says_what_was_captured_and_a_replay_leaves_it_alone(tmp_path):
     report = reports[-1]  # the one for any number of requests; 1 may have had one of its own
     captures, folder = report.captures, Path(report.dump)
     said = json.loads((folder / "captures.json").read_text())
-    assert {**captures.to_dict(), "time": said["time"]} == said
+    around = {"format": CAPTURES_FORMAT, "time": said["time"], "further_sizes": 0}
+    assert {**captures.to_dict(), **around} == said
     assert said["recorded"]["4 tokens"]["whole"] is True
     assert said["recorded"]["8 tokens"]["pieces"] == list(range(LAYERS + 1))
     pieces = [p for p in tell(Dump.read(folder))["pieces"] if "piece" in p]

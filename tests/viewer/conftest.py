@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
 import os
 import shutil
+import threading
 import warnings
 from pathlib import Path
 
@@ -12,8 +16,14 @@ import torch
 
 import swa_compile
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
+from swa_compile.viewer.dump import graph_folders
+from swa_compile.viewer.page import write_page
+from swa_compile.viewer.serve import serve
 
 ROWS, FULL = 24, 96
+LAYERS = 4  # of the model of most dumps here
+ATTENTION = "swa.paged_attention.default"  # as Inductor's code calls it
+MAPPING, LOC = torch.arange(10), torch.tensor([1, 2])
 
 
 class Attention(torch.nn.Module):
@@ -68,6 +78,27 @@ def compile_into(root: Path, fn, *args, engine: str = "swa_eager", **options) ->
     return Path(report.dump)
 
 
+def forward(mapping, loc):
+    """The smallest graph with something to hoist."""
+    return translate_loc(mapping, loc) + translate_loc(mapping, loc)
+
+
+def compile_once(root, fn=forward, args=(MAPPING, LOC), engine="swa_eager"):
+    """Compile and run `fn` with dumps below `root`; its result and the reports."""
+    torch._dynamo.reset()
+    with torch.no_grad(), swa_compile.collect() as reports:
+        options = {"dump_dir": str(root)}
+        result = torch.compile(fn, backend=engine, fullgraph=True, options=options)(*args)
+    torch._dynamo.reset()
+    return result, reports
+
+
+def read_captures(report):
+    """`captures.json` of the graph of `report`."""
+    (folder,) = graph_folders(Path(report.dump))
+    return json.loads((folder / "captures.json").read_text())
+
+
 @pytest.fixture
 def dumped(tmp_path):
     """dumped(fn, *args, engine=..., **options) -> folder: see `compile_into`."""
@@ -78,7 +109,7 @@ def dumped(tmp_path):
 def model_dump(tmp_path_factory):
     """The dump of four layers, of which number 1 is full attention."""
     root = tmp_path_factory.mktemp("model")
-    return compile_into(root, Model(4, full=(1,)), *arguments(4))
+    return compile_into(root, Model(LAYERS, full=(1,)), *arguments(LAYERS))
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +132,52 @@ def mixed_dump(tmp_path_factory):
     x, mapping, loc, *_, caches = arguments(4)
     root = tmp_path_factory.mktemp("mixed")
     return compile_into(root, forward, mapping, mapping.clone(), loc, x, caches)
+
+
+@pytest.fixture
+def cut_dump(model_dump, tmp_path):
+    """cut_dump(order) -> folder: four layers, and code that calls pieces and operators so."""
+
+    def make(order):
+        folder = tmp_path / "graph-000"
+        shutil.copytree(model_dump, folder)
+        calls = "".join(
+            f"        (b{i},) = self.partitions[{item}](args)\n"
+            if isinstance(item, int)
+            else f"        c{i} = torch.ops.{item}(b{i - 1})\n"
+            for i, item in enumerate(order)
+        )
+        code = f"class Runner:\n    def call(self, args):\n{calls}        return (b0, )\n"
+        (folder / "03-inductor.py").write_text(code)
+        write_page(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def serving():
+    """serving(root) -> get; get(path, host=None) -> (status, text) from a server of `root`."""
+    with contextlib.ExitStack() as servers:
+
+        def start(root: Path):
+            server = servers.enter_context(serve(root))
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            servers.callback(thread.join)
+            servers.callback(server.shutdown)
+
+            def get(path, host=None):
+                connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+                connection.putrequest("GET", path, skip_host=True)
+                connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
+                connection.endheaders()
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+            return get
+
+        yield start
 
 
 def find_chromium() -> str | None:
@@ -127,13 +204,12 @@ def browser():
 class Page:
     """A page that is open, and what its console said."""
 
-    def __init__(self, browser, url: str, dark: bool = False) -> None:
+    def __init__(self, browser, url: str, dark: bool, size: tuple[int, int]) -> None:
         scheme = "dark" if dark else "light"
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.context = browser.new_context(
-            viewport={"width": 1280, "height": 800}, color_scheme=scheme
-        )
+        viewport = dict(zip(("width", "height"), size, strict=True))
+        self.context = browser.new_context(viewport=viewport, color_scheme=scheme)
         self.page = self.context.new_page()
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -151,11 +227,11 @@ class Page:
 
 @pytest.fixture
 def open_page(browser):
-    """open_page(folder, fragment="", dark=False) -> Page; fails at the end on console errors."""
+    """open_page(folder, fragment, dark, size) -> Page; fails at the end on console errors."""
     opened: list[Page] = []
 
-    def open_one(folder: Path, fragment: str = "", dark: bool = False) -> Page:
-        opened.append(Page(browser, f"{(folder / 'index.html').as_uri()}#{fragment}", dark))
+    def open_one(folder: Path, fragment="", dark=False, size=(1280, 800)) -> Page:
+        opened.append(Page(browser, f"{(folder / 'index.html').as_uri()}#{fragment}", dark, size))
         return opened[-1]
 
     yield open_one

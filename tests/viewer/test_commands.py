@@ -1,40 +1,27 @@
 """`swa-compile view` and `diff`, and the server behind the first."""
 
+import _thread
 import http.client
 import json
+import re
 import shutil
 import subprocess
 import sys
-import threading
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
 import pytest
 
 import swa_compile.cli
 from swa_compile.passes.graph_file import read_graph, write_graph
-from swa_compile.viewer.serve import serve
 
 from .conftest import Model, arguments, compile_into
 
 
 @pytest.fixture
-def get(model_dump):
+def get(serving, model_dump):
     """get(path, host=None) -> (status, text) from a server of the dump directory."""
-    server = serve(model_dump.parents[1])
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-
-    def ask(path, host=None):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-        connection.putrequest("GET", path, skip_host=True)
-        connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
-        connection.endheaders()
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-    yield ask
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    return serving(model_dump.parents[1])
 
 
 def test_the_root_lists_the_graphs_and_links_to_their_pages(get, model_dump):
@@ -44,6 +31,15 @@ def test_the_root_lists_the_graphs_and_links_to_their_pages(get, model_dump):
     status, page = get(f"/{where}")
     assert status == 200 and 'id="picture"' not in page and '<script id="data"' in page
     assert get(f"/{model_dump.parent.name}")[0] == 200
+
+
+@pytest.mark.parametrize("end", ["", "/", "/index.html"])
+def test_the_links_of_a_process_lead_to_its_graphs(get, model_dump, end):
+    """However its list was asked for."""
+    status, text = get(f"/{model_dump.parent.name}{end}")
+    (link,) = re.findall(r'href="([^"]*)"', text)
+    status, page = get(urljoin(f"/{model_dump.parent.name}{end}", link))
+    assert status == 200 and '<script id="data"' in page
 
 
 def test_only_dumps_are_served_and_only_to_this_machines_names(get, model_dump):
@@ -71,11 +67,31 @@ def test_view_prints_an_address_that_answers_and_ends_on_interrupt(model_dump):
             process.kill()
 
 
-@pytest.mark.parametrize("command", [["view", "."], ["view", "no/such"], ["diff", ".", "."]])
+def test_a_browser_that_takes_the_terminal_until_one_leaves_it_is_answered(
+    model_dump, monkeypatch, capsys
+):
+    """As w3m does: `webbrowser.open` comes back when the user quits."""
+    answers = []
+
+    def browse(address):
+        with urlopen(address, timeout=20) as answer:
+            answers.append(answer.status)
+        _thread.interrupt_main()
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    assert swa_compile.cli.main(["view", str(model_dump)]) == 0
+    assert answers == [200]
+
+
+@pytest.mark.parametrize(
+    "command", [["view", "."], ["view", "no/such"], ["diff", ".", "."], ["diff", "no/such", "."]]
+)
 def test_a_folder_without_dumps_is_wrong_usage(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert swa_compile.cli.main(command) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert ("there is no folder no/such" in error) == ("no/such" in command)
 
 
 def test_equal_dumps_have_no_difference(model_dump, tmp_path, capsys):

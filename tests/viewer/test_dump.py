@@ -1,4 +1,4 @@
-"""The folders of dumps: whole or not visible, bounded, and never the end of a compilation."""
+"""The folders of dumps: whole or not visible, and never the end of a compilation."""
 
 import difflib
 import json
@@ -15,24 +15,9 @@ import torch
 import swa_compile
 from swa_compile.ops import store_kv, translate_loc
 from swa_compile.passes import folder as folder_module
-from swa_compile.passes import graph_file
-from swa_compile.passes.graph_file import read_graph
 from swa_compile.viewer.dump import Dump, graph_folders
 
-MAPPING, LOC = torch.arange(10), torch.tensor([1, 2])
-
-
-def forward(mapping, loc):
-    return translate_loc(mapping, loc) + translate_loc(mapping, loc)
-
-
-def compile_once(root, fn=forward, args=(MAPPING, LOC), engine="swa_eager"):
-    torch._dynamo.reset()
-    with torch.no_grad(), swa_compile.collect() as reports:
-        options = {"dump_dir": str(root)}
-        result = torch.compile(fn, backend=engine, fullgraph=True, options=options)(*args)
-    torch._dynamo.reset()
-    return result, reports
+from .conftest import LOC, MAPPING, compile_once, forward
 
 
 def test_stages_hold_the_nodes_that_their_texts_print(model_dump):
@@ -113,34 +98,6 @@ def test_the_page_is_written_last(tmp_path, monkeypatch):
         monkeypatch.setattr(f"{module}.write_file", note)
     compile_once(tmp_path)
     assert written[-1] == "index.html" and written.count("index.html") == 1
-
-
-def test_graphs_of_a_process_are_numbered_in_order_and_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_module, "MAX_GRAPHS", 2)
-    for _ in range(2):
-        compile_once(tmp_path)
-    with pytest.warns(UserWarning, match="dumped 2 graphs"):
-        result, (report,) = compile_once(tmp_path)
-    assert torch.equal(result, torch.tensor([2, 4])) and report.dump is None
-    assert [f.name for f in graph_folders(tmp_path)] == ["graph-000", "graph-001"]
-    (note,) = tmp_path.glob("pid-*/no-more-graphs.txt")
-    assert "2 graphs" in note.read_text()
-    assert list(tmp_path.glob("pid-*/.*")) == []
-
-
-def test_a_file_beyond_the_bound_is_cut_at_a_line_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_module, "MAX_BYTES", 100)
-    folder_module.write_file(tmp_path / "a.py", "short line é\n" * 40)
-    lines = (tmp_path / "a.py").read_text().splitlines()
-    assert set(lines[:-1]) == {"short line é"} and len(lines) == 8
-    assert lines[-1] == f"# cut here: {7 * 14} of {40 * 14} bytes are shown (the bound is 100)"
-
-
-def test_nodes_beyond_the_bound_are_left_out_by_stages(tmp_path, monkeypatch):
-    monkeypatch.setattr(graph_file, "MAX_BYTES", 4000)
-    (report,) = compile_once(tmp_path)[1]
-    data = read_graph(Path(report.dump))
-    assert data["omitted"] and {s["name"] for s in data["stages"]}.isdisjoint(data["omitted"])
 
 
 @pytest.mark.parametrize("broken", ["describe", "print_graph", "write_graph"])
@@ -239,6 +196,8 @@ def test_a_warm_start_dumps_report_code_and_captured_graph(tmp_path):
     assert all(warm.report[key] == cold.report[key] for key in same)
     page = (warm.folder / "index.html").read_text()
     assert "2 translations became 1 nodes" in page
+    name = f"{warm.folder.parent.name}/{warm.folder.name}"
+    assert f"<title>{name} - swa_compile</title>" in page and warm.title == name
 
 
 def test_options_and_versions_are_in_the_dump(dumped):

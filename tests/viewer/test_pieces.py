@@ -1,13 +1,7 @@
-"""Pieces and captures: of code that Inductor really cut, in the page and in `captures.json`."""
+"""The pieces of a graph: of code that Inductor really cut, and of other cuts."""
 
-import gc
 import itertools
-import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,16 +10,11 @@ import torch
 import swa_compile
 from swa_compile import capture_file
 from swa_compile.captures import Captures, Recorded, Skip
-from swa_compile.capturing import Capturing
-from swa_compile.viewer import page as page_module
-from swa_compile.viewer.dump import Dump, graph_folders
 from swa_compile.viewer.layers import Layers
-from swa_compile.viewer.page import page, write_page
 from swa_compile.viewer.pieces import find_pieces
+from swa_compile.viewer.records import CAPTURES_FORMAT
 
-from .conftest import Model, arguments
-
-LAYERS = 4
+from .conftest import ATTENTION, LAYERS, Model, arguments, read_captures
 
 
 def compile_pieces(root, calls=4, **options):
@@ -38,11 +27,6 @@ def compile_pieces(root, calls=4, **options):
             compiled(*args)
     (report,) = reports
     return compiled, args, report
-
-
-def read_captures(report):
-    (folder,) = graph_folders(Path(report.dump))
-    return json.loads((folder / "captures.json").read_text())
 
 
 @pytest.mark.inductor
@@ -85,6 +69,7 @@ def test_pieces_of_real_code_are_bands_between_the_attention_calls(on_cpu, tmp_p
     shown.page.locator("#details .link", has_text="03-inductor.py").click()
     marked = shown.page.locator(".line.marked .text").inner_text()
     assert marked == "def partition_4(args):"
+    assert f" in {LAYERS + 1} pieces and between them" in shown.texts("#view .file")[0]
 
     # An operator between two is the node of its layer; the keyboard goes through the bands.
     shown.page.keyboard.press("1")
@@ -97,6 +82,8 @@ def test_pieces_of_real_code_are_bands_between_the_attention_calls(on_cpu, tmp_p
     shown.page.keyboard.press("Escape")
 
     captures = read_captures(report)
+    around = {"format": CAPTURES_FORMAT, "time": captures["time"], "further_sizes": 0}
+    assert captures == {**report.captures.to_dict(), **around}
     assert captures["recorded"] == {
         "5 tokens": {"whole": False, "pieces": [0, 1, 2, 3, 4], "direct": True}
     }
@@ -114,7 +101,7 @@ def test_pieces_of_real_code_are_bands_between_the_attention_calls(on_cpu, tmp_p
     assert report.captures.replays == 6
     report.captures.write()
     assert read_captures(report)["replays"] == 6
-    assert '"replays": 6' in (folder / "index.html").read_text()
+    assert '"replays":6' in (folder / "index.html").read_text()
 
 
 @pytest.mark.inductor
@@ -127,40 +114,6 @@ def test_whole_calls_are_a_bar_along_all_layers(on_cpu, tmp_path, open_page):
     lanes = [shown.page.locator(".lane").nth(i).bounding_box() for i in (0, LAYERS - 1)]
     assert bar["y"] - lanes[0]["y"] < 5 and bar["height"] > lanes[1]["y"] - lanes[0]["y"]
     assert "whole call" in shown.page.locator("#details .sizes").inner_text()
-
-
-def test_a_bucket_is_written_when_it_comes_out_in_another_way_and_only_then():
-    written, captures = [], Captures("piecewise", pieces=2)
-    captures.write_with(lambda: written.append(dict(captures.recorded)))
-    captures.note("4 tokens", Recorded(pieces=(0, 1)))
-    captures.note("4 tokens", Recorded(pieces=(0, 1)))
-    captures.note("4 tokens", Recorded(pieces=(1,)))
-    pieces = [[r.pieces for r in recorded.values()] for recorded in written]
-    assert pieces == [[], [(0, 1)], [(1,)]]
-
-
-@pytest.fixture
-def cut_dump(model_dump, tmp_path):
-    """cut_dump(order) -> folder: four layers, and code that calls pieces and operators so."""
-
-    def make(order):
-        folder = tmp_path / "graph-000"
-        shutil.copytree(model_dump, folder)
-        calls = "".join(
-            f"        (b{i},) = self.partitions[{item}](args)\n"
-            if isinstance(item, int)
-            else f"        c{i} = torch.ops.{item}(b{i - 1})\n"
-            for i, item in enumerate(order)
-        )
-        code = f"class Runner:\n    def call(self, args):\n{calls}        return (b0, )\n"
-        (folder / "03-inductor.py").write_text(code)
-        write_page(folder)
-        return folder
-
-    return make
-
-
-ATTENTION = "swa.paged_attention.default"
 
 
 @pytest.mark.browser
@@ -205,66 +158,6 @@ def test_a_piece_that_is_not_captured_says_why(cut_dump, open_page):
     assert why not in shown.page.locator("#details").inner_text()
 
 
-def test_a_page_that_gets_captures_is_the_page_that_is_made_with_them(cut_dump):
-    """Also when it is brought up to date a second time, and a page that is made on demand."""
-    folder = cut_dump([0, ATTENTION, 1])
-    captures = Captures("auto", pieces=2)
-    capture_file.copy_to(folder, captures)
-    captures.note("</script> {{DATA}}", Recorded(whole=True))
-    assert (folder / "index.html").read_text() == page(Dump.read(folder))
-
-
-def test_captures_of_a_folder_that_is_gone_or_cannot_be_written(cut_dump, monkeypatch):
-    folder, captures = cut_dump([0, ATTENTION, 1]), Captures()
-    capture_file.copy_to(folder, captures)
-
-    def fail(*args):
-        raise RuntimeError("broken on purpose")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(capture_file, "put_captures", fail)
-        with pytest.warns(UserWarning, match=r"captures\.json was not written.*broken on purpose"):
-            captures.write()
-    shutil.rmtree(folder)
-    captures.write()
-    assert not folder.exists()
-
-
-def test_the_last_counts_are_written_when_the_graph_goes(cut_dump):
-    """By a finalizer, which knows the record and not the graph."""
-    report = swa_compile.GraphReport(dump=str(cut_dump([0, ATTENTION, 1])))
-
-    class Graph:
-        captures = Captures()
-
-    graph = Graph()
-    Capturing(None, None, None, None, None, [graph], [graph.captures]).attach([report])
-    graph.captures.replays = 77
-    assert read_captures(report)["replays"] == 0
-    del graph
-    gc.collect()
-    assert read_captures(report)["replays"] == 77
-
-
-def test_the_last_counts_are_written_when_the_process_ends(tmp_path):
-    (tmp_path / "report.json").write_text("{}")
-    program = (
-        "import sys, torch, swa_compile\n"
-        "from pathlib import Path\n"
-        "from types import SimpleNamespace\n"
-        "from swa_compile.captures import Captures\n"
-        "from swa_compile.capturing import Capturing\n"
-        "class Graph: captures = Captures()\n"
-        "graph = Graph()\n"
-        "report = swa_compile.GraphReport(dump=sys.argv[1])\n"
-        "Capturing(None, None, None, None, None, [graph], [graph.captures]).attach([report])\n"
-        "graph.captures.replays = 5\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    subprocess.run(command, check=True, timeout=120, env={**os.environ})
-    assert json.loads((tmp_path / "captures.json").read_text())["replays"] == 5
-
-
 def test_pieces_have_the_lines_of_their_functions():
     code = (
         "def partition_1(args):\n    a = 1\n\n    return a\n\n\nx = 1\n"
@@ -294,12 +187,3 @@ def test_an_operator_that_the_graph_calls_more_often_is_not_told_apart():
     assert find_pieces(code, nodes[:1], layers)[1] == {
         "operator": "mine::cut", "node": "cut", "layer": 0,
     }  # fmt: skip
-
-
-def test_the_page_is_rewritten_in_place_without_being_made_again(cut_dump, monkeypatch):
-    folder = cut_dump([0, ATTENTION, 1])
-    monkeypatch.setattr(page_module, "page", None)  # would be called
-    captures = Captures()
-    capture_file.copy_to(folder, captures)
-    captures.note("4 tokens", Recorded(whole=True))
-    assert "4 tokens" in (folder / "index.html").read_text()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 HEAD = """
+import pytest
 import torch
 from swa_compile.ops import translate_loc
 
@@ -59,9 +60,14 @@ def test_plain(swa_report):
 
 def test_nothing(swa_report):
     swa_report.assert_hoisted()
+
+def test_expected_to_fail(swa_report):
+    run(refused)
+    with pytest.raises(AssertionError, match="2 translation nodes, wanted at most 1"):
+        swa_report.assert_hoisted()
 """,
     )
-    assert code == 1 and "3 failed, 2 passed" in out, out
+    assert code == 1 and "3 failed, 3 passed" in out, out
     for words in (
         "graph 0: 2 translation nodes, wanted at most 1",
         "refused MAPPING_WRITTEN at",

@@ -55,7 +55,7 @@ function drawBands(app, strip, bands, height, first, last) {
     Object.assign(bar.style, { top: "2px", height: `${app.data.story.layers.length * height - 4}px` });
     parts.push(bar);
   }
-  let next = 0;
+  let drawn = 0;
   for (const band of bands) {
     if (band.piece === undefined) {
       if (band.at === undefined || band.at < first || band.at > last) continue;
@@ -68,13 +68,12 @@ function drawBands(app, strip, bands, height, first, last) {
       parts.push(cut);
       continue;
     }
-    const at = next++;
     if (band.bottom < first || band.top > last) continue;
     const chosen = app.piece === band.piece;
     const label = el("span", {}, `P${band.piece}`);
     const box = el("button", {
       class: `band ${captureKind(app, band.piece)}${chosen ? " chosen" : ""}`, type: "button",
-      "data-piece": band.piece, tabindex: chosen || (app.piece === null && at === 0) ? 0 : -1,
+      "data-piece": band.piece, tabindex: chosen || !drawn++ ? 0 : -1,
       title: bandTitle(app, band), onclick: () => app.choosePiece(band.piece),
       onkeydown: (event) => stepBand(app, bands, band, event),
     }, label);

@@ -3,17 +3,28 @@
 
 const sizesOf = (app) => Object.entries((app.data.captures || {}).recorded || {});
 
-// The sizes at which whole calls are one CUDA graph, as text.
-const wholeCalls = (app) =>
-  sizesOf(app).filter(([, recorded]) => recorded.whole).map(([size]) => size).join(", ");
+// The sizes at which whole calls are one CUDA graph, as text; the first of very many.
+function wholeCalls(app) {
+  const sizes = sizesOf(app).filter(([, recorded]) => recorded.whole).map(([size]) => size);
+  const more = sizes.length - 12;
+  return sizes.slice(0, 12).join(", ") + (more > 0 ? ` and ${more} more sizes` : "");
+}
 
 // How one piece came out at the sizes that are captured in pieces: "captured", "partly", "not", or
-// "open" where there is no such size yet.
+// "open" where there is no such size yet. Counted once: bands are drawn at every step of scrolling.
 function captureKind(app, piece) {
-  const sizes = sizesOf(app).filter(([, recorded]) => !recorded.whole);
-  const captured = sizes.filter(([, recorded]) => recorded.pieces.includes(piece)).length;
-  if (!sizes.length) return "open";
-  return captured === sizes.length ? "captured" : captured ? "partly" : "not";
+  const { data } = app;
+  if (!data.capturedAt) {
+    data.capturedAt = new Map();
+    const inPieces = sizesOf(app).filter(([, recorded]) => !recorded.whole);
+    data.sizesInPieces = inPieces.length;
+    for (const number of inPieces.flatMap(([, recorded]) => recorded.pieces)) {
+      data.capturedAt.set(number, (data.capturedAt.get(number) || 0) + 1);
+    }
+  }
+  const captured = data.capturedAt.get(piece) || 0;
+  if (!data.sizesInPieces) return "open";
+  return captured === data.sizesInPieces ? "captured" : captured ? "partly" : "not";
 }
 
 function pieceState(app, piece) {
@@ -32,8 +43,15 @@ const skipBox = (skip) => el("div", { class: "refusal" },
   el("b", {}, skip.code), el("p", {}, skip.message),
   skip.source ? el("p", {}, el("code", {}, skip.source)) : null);
 
+// The dump lists so many sizes and counts the rest.
+const furtherSizes = (app) => (app.data.captures.further_sizes
+  ? el("p", { class: "faint" }, `and ${plural(app.data.captures.further_sizes, "more size")}`) : "");
+
 function drawCaptures(app, panel) {
   const { captures } = app.data;
+  if (app.data.captures_error) {
+    panel.append(el("h3", {}, "CUDA graphs"), el("div", { class: "refusal" }, el("p", {}, app.data.captures_error)));
+  }
   if (!captures) return;
   const sizes = sizesOf(app);
   panel.append(el("h3", {}, "CUDA graphs"), el("dl", { class: "wide" },
@@ -49,11 +67,11 @@ function drawCaptures(app, panel) {
     panel.append(el("table", { class: "sizes" }, el("tbody", {}, sizes.map(([size, recorded]) => el("tr", {},
       el("td", {}, size), el("td", { class: recorded.whole || recorded.pieces.length ? "" : "bad" },
         sizeState(app, recorded)),
-      el("td", { class: "n" }, bytes(captures.memory[size] || 0)))))));
+      el("td", { class: "n" }, bytes(captures.memory[size] || 0)))))), furtherSizes(app));
   }
   for (const skip of captures.skipped) panel.append(skipBox(skip));
   if (captures.further_skips) panel.append(el("p", { class: "faint" }, `and ${captures.further_skips} more skips`));
-  panel.append(el("p", { class: "faint" }, `As of ${captures.time}. A replay writes nothing: the counts are `
+  panel.append(el("p", { class: "faint" }, `${captures.time ? `As of ${captures.time}. ` : ""}A replay writes nothing: the counts are `
     + "brought up to date when something is recorded, when collect() or the process ends."));
 }
 
@@ -84,7 +102,7 @@ function drawPiece(app, panel) {
         const own = recorded.pieces.includes(piece.piece);
         return el("tr", {}, el("td", {}, size), el("td", { class: recorded.whole || own ? "" : "bad" },
           recorded.whole ? "in the graph of the whole call" : own ? "captured" : "not captured"));
-      }))) : el("p", { class: "faint" }, "Nothing was recorded yet."));
+      }))) : el("p", { class: "faint" }, "Nothing was recorded yet."), furtherSizes(app));
     const about = new RegExp(`^piece ${piece.piece} `);
     for (const skip of captures.skipped) if (about.test(skip.message)) panel.append(skipBox(skip));
   }

@@ -2,10 +2,10 @@
 
 const HUES = 6;
 
-function chip(app, stage, name, text, classes, at) {
+function chip(app, stage, name, text, classes, at, nodes = [name]) {
   const node = stage.byName.get(name);
-  const hit = app.query && app.hitNames.has(name) && app.nodeStage() === stage;
-  const chosen = app.node === name && app.nodeStage() === stage;
+  const hit = app.query && nodes.some((one) => app.hitNames.has(one)) && app.nodeStage() === stage;
+  const chosen = nodes.includes(app.node) && app.nodeStage() === stage;
   return el("button", {
     class: `chip ${classes}${hit ? " hit" : ""}${chosen ? " chosen" : ""}${app.query && !hit ? " dim" : ""}`,
     type: "button", "data-node": name, "data-stage": stage.name, "data-at": at,

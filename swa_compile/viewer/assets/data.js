@@ -4,8 +4,8 @@ async function load() {
   const packed = Uint8Array.from(atob($("data").textContent), (c) => c.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const data = JSON.parse(await new Response(stream).text());
-  const captures = $("captures").textContent;
-  data.captures = captures ? JSON.parse(captures) : null;
+  const captures = JSON.parse($("captures").textContent);
+  data.captures = captures.recorded ? captures : null;
   return data;
 }
 

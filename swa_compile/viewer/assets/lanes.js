@@ -29,7 +29,8 @@ function drawLanes(app, view) {
   const layout = () => {
     height = Math.max(30, Math.min(46, Math.floor(picture.clientHeight / Math.max(layers.length, 1))));
     rows.style.height = `${layers.length * height}px`;
-    middle.box.style.height = `${Math.min(picture.clientHeight, Math.max(layers.length * height, 360)) - 20}px`;
+    const wanted = Math.max(layers.length * height, middle.needs() + 20);
+    middle.box.style.height = `${Math.min(picture.clientHeight, wanted) - 20}px`;
     draw();
   };
   const draw = () => {
@@ -126,7 +127,7 @@ function laneRow(app, layer, i, stage) {
     const hue = anchor.values.length ? hueOf(app, anchor.values[0]) : "plain";
     const text = anchor.count > 1 ? `${anchor.label(stage)} ×${anchor.count}` : anchor.label(stage);
     right.append(chip(app, stage, anchor.node, text, `anchor ${anchor.kind} ${hue}`,
-      `a${i}.${now.calls.length + k}`));
+      `a${i}.${now.calls.length + k}`, anchor.nodes));
   });
   return el("div", { class: `lane${i % 2 ? " odd" : ""}` },
     left, el("div", { class: "name", title: layer.name }, layer.name.slice(app.layerPrefix.length)),

@@ -22,9 +22,11 @@ const app = {
     remember();
   },
   chooseValue(i) {
-    Object.assign(app, { node: "", value: i, piece: null, query: "" });
+    Object.assign(app, { node: "", nodeAt: "", value: i, piece: null, query: "" });
+    $("search").value = "";
     app.redrawLanes();
     drawDetails(app);
+    remember();
   },
   choosePiece(i) {
     Object.assign(app, { node: "", nodeAt: "", value: null, piece: i, query: "" });
@@ -42,7 +44,6 @@ const app = {
   },
   openTab(name) {
     app.tab = name;
-    for (const tab of $("tabs").children) tab.setAttribute("aria-selected", tab.dataset.tab === name);
     drawView();
     remember();
   },
@@ -58,8 +59,6 @@ const app = {
     // The node that was chosen stays chosen where it lives on.
     if (app.node && stage.byName.has(app.node)) app.nodeAt = stage.name;
     else Object.assign(app, { node: "", nodeAt: "" });
-    $("slider").value = stop;
-    markStop();
     if (app.query) find(app.query);
     drawView();
     drawDetails(app);
@@ -68,6 +67,8 @@ const app = {
 };
 
 function drawView() {
+  for (const tab of $("tabs").children) tab.setAttribute("aria-selected", tab.dataset.tab === app.tab);
+  markStop();
   const view = $("view");
   view.replaceChildren();
   Object.assign(app, { revealLayer() {}, redrawLanes() {} });
@@ -76,6 +77,7 @@ function drawView() {
 }
 
 function markStop() {
+  $("slider").value = app.stop;
   [...$("stops").children].forEach((stop, i) => stop.classList.toggle("current", i === app.stop));
   const stage = app.rightStage();
   $("slider").setAttribute("aria-valuetext", stage ? stage.name : "");
@@ -86,29 +88,6 @@ function find(query) {
   Object.assign(app, { query: query.trim(), hit: 0 });
   app.hits = app.query && stage ? search(stage, app.query, stage.name === "captured" ? {} : app.data.story.inputs) : [];
   app.hitNames = new Set(app.hits.map((node) => node.name));
-}
-
-function remember() {
-  const state = new URLSearchParams();
-  if (app.tab !== "picture") state.set("view", app.tab);
-  if (app.rightStage()) state.set("stage", app.rightStage().name);
-  if (app.node) state.set("node", app.node);
-  if (app.piece !== null) state.set("piece", app.piece);
-  try { history.replaceState(null, "", `#${state}`); } catch { /* not allowed here */ }
-}
-
-function recall() {
-  const state = new URLSearchParams(location.hash.slice(1));
-  const stop = app.data.stages.findIndex((stage) => stage.name === state.get("stage"));
-  if (stop >= 0) app.stop = stop;
-  if (TABS.some(([name]) => name === state.get("view"))) app.tab = state.get("view");
-  if (app.data.story.pieces.some((item) => String(item.piece) === state.get("piece"))) {
-    app.piece = Number(state.get("piece"));
-  }
-  const stage = app.rightStage();
-  if (state.get("node") && stage && stage.byName.has(state.get("node"))) {
-    Object.assign(app, { node: state.get("node"), nodeAt: stage.name });
-  }
 }
 
 function drawHead() {
@@ -144,18 +123,17 @@ function drawHead() {
 function drawBar() {
   TABS.forEach(([name, label], i) => $("tabs").append(el("button", {
     type: "button", role: "tab", "data-tab": name, title: `${label} (${i + 1})`,
-    "aria-selected": name === app.tab, onclick: () => app.openTab(name),
+    onclick: () => app.openTab(name),
   }, label)));
   const slider = $("slider");
   const last = Math.max(0, app.data.stages.length - 1);
   slider.max = last;
-  slider.value = app.stop;
+  $("stages").style.setProperty("--stops", last + 1);
   slider.disabled = last === 0;
   slider.addEventListener("input", () => app.toStop(Number(slider.value)));
   app.data.stages.forEach((stage, i) => $("stops").append(el("button", {
     type: "button", tabindex: -1, onclick: () => app.toStop(i),
   }, stage.name)));
-  markStop();
   const box = $("search");
   box.addEventListener("input", () => {
     find(box.value);
@@ -175,48 +153,6 @@ function drawBar() {
   });
 }
 
-// Arrow keys move among the chips: up and down through the lanes, left and right within one.
-function move(key) {
-  const match = /^([ab])(\d+)\.(\d+)$/.exec(app.cursor);
-  const layers = app.data.story.layers;
-  if (!match) {
-    const first = document.querySelector(".chip");
-    if (first) { app.cursor = first.dataset.at; first.focus(); }
-    return;
-  }
-  let [side, row, col] = [match[1], Number(match[2]), Number(match[3])];
-  const chips = (r, s) => document.querySelectorAll(`[data-at^="${s}${r}."]`).length;
-  if (key === "ArrowLeft" || key === "ArrowRight") {
-    col += key === "ArrowRight" ? 1 : -1;
-    if (col < 0) { if (side === "b" || !chips(row, "b")) return; side = "b"; col = chips(row, "b") - 1; }
-    if (col >= chips(row, side)) { if (side === "a" || !chips(row, "a")) return; side = "a"; col = 0; }
-  } else {
-    const step = key === "ArrowDown" ? 1 : -1;
-    do { row += step; if (row < 0 || row >= layers.length) return; app.revealLayer(row); }
-    while (!chips(row, side));
-    col = Math.min(col, chips(row, side) - 1);
-  }
-  app.cursor = `${side}${row}.${col}`;
-  app.revealLayer(row);
-  const chip = document.querySelector(`[data-at="${app.cursor}"]`);
-  if (chip) chip.focus({ preventScroll: true });
-}
-
-function keys(event) {
-  const typing = event.target.matches("input[type=search]");
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "Escape") { app.clear(); event.target.blur(); return; }
-  if (typing) return;
-  if (event.key === "/") { $("search").focus(); event.preventDefault(); }
-  else if (event.key === "[") app.toStop(app.stop - 1);
-  else if (event.key === "]") app.toStop(app.stop + 1);
-  else if (TABS[Number(event.key) - 1]) app.openTab(TABS[Number(event.key) - 1][0]);
-  else if (event.key.startsWith("Arrow") && app.tab === "picture" && event.target.id !== "slider") {
-    move(event.key);
-    event.preventDefault();
-  }
-}
-
 async function start() {
   theme(app);
   try {
@@ -226,13 +162,14 @@ async function start() {
       + "browser with DecompressionStream (Chrome 80, Firefox 113, Safari 16.4)."));
     return;
   }
-  app.stop = Math.max(0, app.data.stages.length - 1);
   recall();
   drawHead();
   drawBar();
-  app.openTab(app.tab);
+  drawView();
   drawDetails(app);
+  remember({ anew: true });
   document.addEventListener("keydown", keys);
+  window.addEventListener("hashchange", goBack);
   document.documentElement.dataset.ready = "yes";
 }
 

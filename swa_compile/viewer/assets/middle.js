@@ -49,5 +49,6 @@ function middleBox(app, early) {
     }
   };
   mark();
-  return { box, list, mark };
+  const needs = () => list.scrollHeight + foot.scrollHeight + 10;
+  return { box, list, mark, needs };
 }

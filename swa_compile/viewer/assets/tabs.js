@@ -54,7 +54,8 @@ function drawOperators(app, view) {
     }
     return found;
   });
-  const passes = stages.map((s, i) => i).filter((i) => stages[i].name !== "captured");
+  // Dynamo and Inductor change the graph too, ahead of the passes and behind them.
+  const passes = stages.map((s, i) => i).filter((i) => !["captured", "final"].includes(stages[i].name));
   const change = (op) => passes.length
     ? (counts[passes[passes.length - 1]].get(op) || 0) - (counts[passes[0]].get(op) || 0) : 0;
   const names = [...new Set(counts.flatMap((found) => [...found.keys()]))]
@@ -76,9 +77,9 @@ function drawKernels(app, view) {
   if (!code) return message(view, "No code was generated: backend \"swa_eager\", or the passes alone.");
   const lines = code.split("\n");
   const text = lineView(lines, { mark: app.kernelLine ? app.kernelLine - 1 : -1 });
-  const pieces = new Set(story.kernels.map((kernel) => kernel.partition));
+  const pieces = new Set(story.kernels.map((kernel) => kernel.partition).filter((piece) => piece !== null));
   const list = el("div", { class: "scroll kernels" }, el("table", {},
-    el("thead", {}, el("tr", {}, ["", "kernel call", "kind", "part", "computes"].map((h) => el("th", {}, h)))),
+    el("thead", {}, el("tr", {}, ["", "kernel call", "kind", "piece", "computes"].map((h) => el("th", {}, h)))),
     el("tbody", {}, story.kernels.map((kernel, i) => el("tr", { class: kernel.mapping ? "reads" : "" },
       el("td", { class: "n" }, String(i + 1)),
       el("td", { class: "mono" }, el("button", { class: "link", type: "button", title: kernel.name,
@@ -87,7 +88,7 @@ function drawKernels(app, view) {
       el("td", { class: "n" }, kernel.partition === null ? "" : `P${kernel.partition}`),
       el("td", { class: "nodes", title: kernel.nodes }, kernel.nodes))))));
   view.append(el("p", { class: "file" }, `03-inductor.py · ${plural(story.kernels.length, "kernel call")}`
-    + (pieces.size > 1 ? ` in ${plural(pieces.size, "part")}` : "")
+    + (pieces.size ? ` in ${plural(pieces.size, "piece")} and between them` : "")
     + (app.data.report.mapping_kernels === null || app.data.report.mapping_kernels === undefined
       ? "" : ` · ${app.data.report.mapping_kernels} read the mapping`)), list, text);
 }
