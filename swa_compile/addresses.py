@@ -117,11 +117,12 @@ class Output:
                 isinstance(value, Tensor)
                 and value.untyped_storage().data_ptr() == storage
                 and value.dtype is out.dtype
+                and _same_bits(value, out)
                 and storage
             ):
                 away = int(out.storage_offset()) - int(value.storage_offset())
                 return cls(place, (out.shape, out.stride(), away))
-        return cls(value=borrow(out))
+        return cls(value=_read_as(out, borrow(out)))
 
     def of(self, inputs: Sequence[Any]) -> Any:
         """The same of a call with `inputs`."""
@@ -132,6 +133,17 @@ class Output:
             return value
         shape, strides, away = self.view
         return value.as_strided(shape, strides, value.storage_offset() + away)
+
+
+def keep_all(
+    outputs: Sequence[Any], inputs: Sequence[Any], borrow: Callable[[Tensor], Tensor]
+) -> list[Output]:
+    """`Output.keep` of each of `outputs`; what is returned twice stays one thing."""
+    kept: dict[int, Output] = {}
+    for out in outputs:
+        if id(out) not in kept:
+            kept[id(out)] = Output.keep(out, inputs, borrow)
+    return [kept[id(out)] for out in outputs]
 
 
 def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -145,11 +157,57 @@ def copy_all(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def independent(tensor: Tensor) -> Tensor:
-    """A copy of `tensor` in memory of its own, strides kept."""
-    copy = _like(tensor)
-    _distinct(copy).copy_(_distinct(tensor))
-    return copy
+def independent(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of `tensors` that share memory with each other as those do, and with nothing else.
+
+    A tensor that is there twice has one copy. Sizes, strides and storage offsets stay: AOTAutograd
+    makes an output that is a view of an input anew, from those of what the code returned.
+    """
+    groups: dict[int, dict[int, Tensor]] = {}
+    for tensor in tensors:
+        # All empty memory has one address, on whatever device.
+        key = tensor.untyped_storage().data_ptr() or -id(tensor)
+        groups.setdefault(key, {})[id(tensor)] = tensor
+    copies: dict[int, Tensor] = {}
+    for group in groups.values():
+        first = next(iter(group.values()))
+        if len(group) == 1 and not first.storage_offset():
+            copies[id(first)] = _like(first)
+        else:
+            size = max(map(_end, group.values()))
+            memory = torch.empty(size, dtype=torch.uint8, device=first.device)
+            copies.update((i, _at_its_place(tensor, memory)) for i, tensor in group.items())
+        for i, tensor in group.items():
+            _distinct(copies[i]).copy_(_distinct(tensor))
+    return [copies[id(tensor)] for tensor in tensors]
+
+
+def _end(tensor: Tensor) -> int:
+    """Bytes from the start of the storage of `tensor` to its last element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps) if tensor.numel() else -1
+    return (int(tensor.storage_offset()) + last + 1) * tensor.element_size()
+
+
+def _at_its_place(tensor: Tensor, memory: Tensor) -> Tensor:
+    """A tensor in `memory` as `tensor` lies in its own."""
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    made.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    return _read_as(tensor, made)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether torch reads both alike: it conjugates and negates lazily, by a bit of the tensor."""
+    return one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
+
+
+def _read_as(tensor: Tensor, made: Tensor) -> Tensor:
+    """`made` with those bits of `tensor`."""
+    if tensor.is_conj() != made.is_conj():
+        made = made.conj()
+    if tensor.is_neg() != made.is_neg():
+        made = torch._neg_view(made)
+    return made
 
 
 def _like(tensor: Tensor) -> Tensor:

@@ -115,17 +115,15 @@ def place(bucket: Bucket, inputs: Inputs, values: Sequence[Any], device: torch.d
 
 def returned(outputs: Sequence[Any], returns: list[Output], given: list[Any]) -> list[Any]:
     """`outputs` as the caller may keep them: the caller's own tensors, or copies."""
-    copies: dict[int, Tensor] = {}  # what is returned twice stays one tensor
+    pairs = list(zip(outputs, returns, strict=True))
+    fresh = [out for out, known in pairs if known.place is None and isinstance(out, Tensor)]
+    copies = iter(independent(fresh))
     result = []
-    for out, known in zip(outputs, returns, strict=True):
+    for out, known in pairs:
         if known.place is not None:
             result.append(known.of(given))
-        elif isinstance(out, Tensor):
-            if id(out) not in copies:
-                copies[id(out)] = independent(out)
-            result.append(copies[id(out)])
         else:
-            result.append(out)
+            result.append(next(copies) if isinstance(out, Tensor) else out)
     return result
 
 

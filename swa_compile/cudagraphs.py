@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swa_compile.addresses import Output, layout
+from swa_compile.addresses import keep_all, layout
 from swa_compile.bucket import Bucket, Inputs, Sizes, addresses, place, returned
 from swa_compile.captures import Captures, Skip
 from swa_compile.passes import HoistError
@@ -182,7 +182,7 @@ class CapturedGraph:
                 why = f"the call cannot be captured as a whole ({error})"
             else:
                 self.captures.captures += 1
-                bucket.returns = self._kept(outputs, passed)
+                bucket.returns = keep_all(outputs, passed, self._recorder.borrow)
                 bucket.whole = replay
                 replay()
                 self.captures.replays += 1
@@ -235,7 +235,7 @@ class CapturedGraph:
         # What ran between the pieces may keep memory that a schedule would write over.
         bucket.schedule = None
         if recording:
-            bucket.returns = self._kept(outputs, passed)
+            bucket.returns = keep_all(outputs, passed, self._recorder.borrow)
             # Inductor copies inputs that are not aligned, ahead of the code, at every call.
             if bucket.placement is not None and bucket.placement.aligned():
                 bucket.schedule = schedule(
@@ -247,9 +247,6 @@ class CapturedGraph:
             bucket.off = True
             self.captures.uncaptured += 1
         return returned(outputs, bucket.returns, given)
-
-    def _kept(self, outputs: Sequence[Any], passed: list[Any]) -> list[Output]:
-        return [Output.keep(out, passed, self._recorder.borrow) for out in outputs]
 
     def _bucket(self, values: Sequence[Any]) -> Bucket | None:
         """The bucket of a call that is to be captured or replayed; None where it is not."""

@@ -36,13 +36,19 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx
 
-    patches = {**_for_empty_batches(gm), **config_patches(options, mode)}
+    patches = {**_for_empty_batches(gm), **config_patches(options, mode, cut=wrap is not None)}
     with nullcontext() if wrap is None else _wrapped(wrap):
         return cast(Callable[..., Any], compile_fx(gm, example_inputs, config_patches=patches))
 
 
-def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
-    """The Inductor configuration of one compilation; torch's own is never assigned to."""
+def config_patches(
+    options: Options, mode: str | None = None, *, cut: bool = True
+) -> dict[str, Any]:
+    """The Inductor configuration of one compilation; torch's own is never assigned to.
+
+    Args:
+        cut: somebody captures the pieces, should `options` ask for some.
+    """
     from torch._inductor import config, list_mode_options
 
     if config.freezing:
@@ -82,7 +88,7 @@ def config_patches(options: Options, mode: str | None = None) -> dict[str, Any]:
     else:
         patches["triton.cudagraphs"] = False
         # Whether the code is cut is no part of torch's cache key; these two options are.
-        cut = options.cudagraphs in ("piecewise", "auto") and can_wrap()
+        cut = cut and options.cudagraphs in ("piecewise", "auto") and can_wrap()
         patches["graph_partition"] = cut
         patches["custom_should_partition_ops"] = list(options.split_ops) if cut else []
     if patches["graph_partition"]:

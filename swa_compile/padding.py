@@ -192,18 +192,18 @@ class StaticInputs:
     def cut(self, result: Any, tokens: int, requests: int | None) -> Any:
         """The tensors of `result` without the rows of padding; none of them in a buffer."""
         storages = {buffer.untyped_storage().data_ptr() for buffer in self.buffers.values()}
+        leaves, spec = pytree.tree_flatten(result)
+        outputs = {id(out): out for out in leaves if isinstance(out, Tensor)}
+        inside = {i: o for i, o in outputs.items() if o.untyped_storage().data_ptr() in storages}
+        outputs.update(zip(inside, independent(list(inside.values())), strict=True))
+        cut = {i: self._without_padding(out, tokens, requests) for i, out in outputs.items()}
+        return pytree.tree_unflatten([cut.get(id(out), out) for out in leaves], spec)
 
-        def trim(out: Any) -> Any:
-            if not isinstance(out, Tensor):
-                return out
-            if out.untyped_storage().data_ptr() in storages:
-                out = independent(out)
-            if out.dim() == 0:
-                return out
-            if out.shape[0] == self.tokens:
-                return out[:tokens]
-            if requests is not None and out.shape[0] == self.requests:
-                return out[:requests]
+    def _without_padding(self, out: Tensor, tokens: int, requests: int | None) -> Tensor:
+        if out.dim() == 0:
             return out
-
-        return pytree.tree_map(trim, result)
+        if out.shape[0] == self.tokens:
+            return out[:tokens]
+        if requests is not None and out.shape[0] == self.requests:
+            return out[:requests]
+        return out

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from swa_compile.addresses import Layout, Output, Placement, layout
+from swa_compile.addresses import Layout, Output, Placement, keep_all, layout
 from swa_compile.captures import Captures, Skip
 from swa_compile.ops.attention_calls import heard_attention
 from swa_compile.recording import CaptureError, Recorder
@@ -204,7 +204,7 @@ class Piece:
         replay()
         call.steps.append(self.index)
         call.known.add([out for out in outputs if not any(out is a for a in args)])
-        kept = [Output.keep(out, args, call.borrow) for out in outputs]
+        kept = keep_all(outputs, args, call.borrow)
         fresh = [out.value for out in kept]
         passed = [(i, out) for i, out in enumerate(kept) if out.place is not None]
         call.states.recordings[self.index] = PieceRecording(

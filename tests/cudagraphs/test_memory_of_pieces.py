@@ -76,3 +76,17 @@ def test_the_users_option_does_not_bring_it_back(mode):
 @pytest.mark.parametrize("mode", ["off", "full"])
 def test_code_that_is_not_cut_has_inductors_own_choice(mode):
     assert "force_pointwise_cat" not in config_patches(Options.of({"cudagraphs": mode}))
+
+
+@pytest.mark.inductor
+def test_where_nothing_is_captured_inductor_compiles_as_it_does_alone():
+    """On the CPU: its C++ of a concatenation of masks that is kept whole would not compile."""
+
+    def forward(x):
+        mask = torch.ones_like(x, dtype=torch.bool).tril()
+        return torch.cat([mask[1:], mask[:1]])
+
+    torch._dynamo.reset()
+    x = torch.ones(5, 16)
+    assert torch.equal(torch.compile(forward, backend="swa")(x), forward(x))
+    assert "force_pointwise_cat" not in config_patches(Options(), cut=False)

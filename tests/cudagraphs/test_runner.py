@@ -161,6 +161,22 @@ def test_outputs_kept_past_later_calls_stay(recorders):
         assert torch.equal(rest["in"], k)
 
 
+@pytest.mark.parametrize("n", [4, 3])
+def test_inputs_given_back_in_parts_and_twice_stay_one_memory(n):
+    """Eager code gives the caller's tensor and its view; the static input is nobody's to keep."""
+    runner = BucketRunner(lambda k: [k, k.view(-1, 2), k[:, :, 1:], k, 5], [4])
+    kept = []
+    for call in range(4):
+        k = torch.full((n, 1, 2), float(call))
+        whole, flat, part, again, five = runner(k=k)
+        assert again is whole and five == 5
+        part.fill_(9.0)
+        kept.append((call, whole, flat))
+    for call, whole, flat in kept:  # also past later calls
+        assert whole.flatten().tolist() == [call, 9.0] * n
+        assert flat.flatten().tolist() == [call, 9.0] * n
+
+
 BAD = {
     "missing": (lambda a: a.pop("k"), TypeError, "missing input k"),
     "unknown": (lambda a: a.update(q=a["k"]), TypeError, "unknown input q"),
