@@ -10,6 +10,7 @@ A program is JSON: `{"outputs": [output, ...]}`. Each output has
     target       which written tensor
     place        the index of each dimension of that tensor
     slots        the input that holds the row of each token, or null
+    sink         the row of tokens whose slot is -1, or null where none is
     value        number of the step that is written
     steps        lists that begin with a name, each the number of its place:
 
@@ -118,6 +119,10 @@ class _Evaluation:
             return torch.arange(rest[0], device=self.device)[None, None, :]
         if name == "slot":
             slots: Tensor = self.inputs[self.output["slots"]].long()
+            if (sink := self.output["sink"]) is not None:
+                slots = torch.where(slots == -1, sink, slots)
+            # Not a row from the end: past the end of any tensor.
+            slots = torch.where(slots < 0, 2**62, slots)
             return slots[: self.tokens, None, None]
         left = self._index(rest[0])
         if name == "+":

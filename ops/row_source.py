@@ -103,9 +103,10 @@ class _OutputSource:
             begin.append(f"dim{size} = tl.arange(0, {padded})[None, :].to(tl.int64)")
         if output["slots"] is not None:
             (stride,) = self.strides[self.written + output["slots"]]
-            rows = f"rows{output['target']}"
+            rows, sink = f"rows{output['target']}", output["sink"]
             begin += [
                 f"slot = tl.load(in{output['slots']} + token * {stride}).to(tl.int64)",
+                *([] if sink is None else [f"slot = tl.where(slot == -1, {sink}, slot)"]),
                 f"inside = (slot >= 0) & (slot < {rows})",
                 'tl.device_assert(inside, "swa: an id to store at is out of range")',
             ]

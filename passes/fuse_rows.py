@@ -26,6 +26,7 @@ from .emit import Emitter, same_size, size_of
 from .hoist import Prologue
 from .lower import size
 from .row_functions import FLOATS
+from .row_slots import plain_ids
 from .row_trace import RowTrace, TooLong
 from .row_views import NoRowForm
 from .schema import functionalized_call, is_pure, is_view, tensors
@@ -111,23 +112,25 @@ def _queries(puts: list[Node], prologue: Prologue) -> list[Node]:
 
 
 def _sources(value: Any, prologue: Prologue) -> set[Node]:
-    """What a layer loads with a row a token to compute `value` row by row; empty where it cannot
-    be computed so."""
+    """What a layer computes `value` from row by row, each by the node that owns its memory.
+
+    Inputs of the graph count only where nothing else is loaded: all layers may read them. Empty
+    where it cannot be computed so.
+    """
     (rows,) = tensors(value)
-    if rows.dim() not in (2, 3):
-        return set()
-    heads = size_of(rows.shape[1]) if rows.dim() == 3 else 1
-    trace = RowTrace([], prologue.nodes.__contains__, heads, rows.shape[0])
     try:
+        heads, _ = _extent(rows)
+        trace = RowTrace([], prologue.nodes.__contains__, heads, rows.shape[0])
         trace.value(value, _places(rows))
     except (NoRowForm, TooLong):
         return set()
-    return {
-        node
+    loaded = {
+        _viewed(node)
         for node in trace.inputs
         if node not in prologue.nodes
         and any(same_size(extent, rows.shape[0]) for extent in tensors(node)[0].shape)
     }
+    return {node for node in loaded if node.op != "placeholder"} or loaded
 
 
 def _is_operator(node: Node) -> bool:
@@ -145,7 +148,7 @@ class _Fusion:
         bases: the tensors that they write, each once.
         queries: values that are computed along.
         inputs, outputs: of the program.
-        slots: for each of `puts`, where its rows go.
+        slots: for each of `puts`, where its rows go; ids, where the program takes these.
         inlined: nodes that the program computes.
     """
 
@@ -168,8 +171,7 @@ class _Fusion:
             target = len(self.bases)
             self.bases.append(base)
         (stored,), (rows,) = tensors(base), tensors(value)
-        if rows.dim() not in (2, 3):
-            raise NoRowForm(put.name)
+        _extent(rows)
         slots, place = None, []
         free = _places(rows)[1:]
         for at in [*index, *[None] * (stored.dim() - len(index))]:  # type: ignore[misc, arg-type]
@@ -184,8 +186,9 @@ class _Fusion:
                 raise NoRowForm(put.name)
         if slots is None or free or not self._apart(target, place):
             raise NoRowForm(put.name)
-        self.slots.append(slots)
-        self._add(value, target, place, slots)
+        ids = plain_ids(slots, self.puts, self.prologue)
+        self.slots.append(slots if ids is None else ids)
+        self._add(value, target, place, self.slots[-1], sink=None if ids is None else 0)
 
     def _apart(self, target: int, place: list[Any]) -> bool:
         """True where no other output writes what `place` names: outputs have no order."""
@@ -205,16 +208,18 @@ class _Fusion:
         assert order is not None
         self.queries.append(query)
         target = len(self.bases) + len(self.queries) - 1
-        self._add(query, target, [_places(value)[d] for d in order], None)
+        self._add(query, target, [_places(value)[d] for d in order])
 
-    def _add(self, node: Node, target: int, place: list[Any], slots: Node | None) -> None:
+    def _add(
+        self,
+        node: Node,
+        target: int,
+        place: list[Any],
+        slots: Node | None = None,
+        sink: int | None = None,
+    ) -> None:
         (value,) = tensors(node)
-        sizes = [size_of(extent) for extent in value.shape[1:]]
-        if not all(isinstance(extent, int) and extent > 0 for extent in sizes):
-            raise NoRowForm(node.name)
-        if sizes[-1] > _WIDEST_ROW:
-            raise NoRowForm(node.name)
-        heads = sizes[0] if len(sizes) == 2 else 1
+        heads, dim = _extent(value)
         keep = self.prologue.nodes.__contains__
         trace = RowTrace(self.inputs, keep, heads, value.shape[0])
         step = trace.value(node, _places(value))
@@ -222,10 +227,11 @@ class _Fusion:
         self.outputs.append(
             {
                 "heads": heads,
-                "dim": sizes[-1],
+                "dim": dim,
                 "target": target,
                 "place": place,
                 "slots": None if slots is None else trace.input(slots),
+                "sink": sink,
                 "value": step,
                 "steps": trace.steps,
             }
@@ -310,6 +316,19 @@ def _viewed(node: Node) -> Node:
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
+
+
+def _extent(value: torch.Tensor) -> tuple[int, int]:
+    """Heads and their width of rows [tokens, heads, dim] or [tokens, dim].
+
+    Raises:
+        NoRowForm: they have another form, or no size that a kernel can be made for.
+    """
+    sizes = [size_of(extent) for extent in value.shape[1:]]
+    fixed = all(isinstance(extent, int) and extent > 0 for extent in sizes)
+    if len(sizes) not in (1, 2) or not fixed or sizes[-1] > _WIDEST_ROW:
+        raise NoRowForm(str(tuple(value.shape)))
+    return (1, *sizes)[-2:]
 
 
 def _places(value: torch.Tensor) -> list[Any]:

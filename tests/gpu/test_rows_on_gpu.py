@@ -154,3 +154,30 @@ def test_rows_of_any_width_and_number_of_heads():
         for a, b in zip(want, got, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
             assert (a != b).float().mean() < 0.02
+
+
+def test_a_layer_compiled_by_itself_is_one_launch():
+    """No kernel ahead of it: its ids are checked, and "none" is sent to the sink, as it stores."""
+    n, heads, dim = 64, 4, 64
+    torch.manual_seed(2)
+    x = torch.randn(n, 3 * heads, dim, device="cuda").bfloat16()
+    angles = torch.rand(n, dim, device="cuda")
+    loc = torch.randperm(ROWS - 1, device="cuda")[:n] + 1
+    loc[7] = -1
+
+    def forward(x, angles, loc, k_cache, v_cache):
+        q, k, v = x.chunk(3, 1)
+        q, k = (t * angles[:, None] for t in (q.float(), k.float()))
+        store_kv(k_cache, v_cache, k, v, loc)
+        return q
+
+    want = [torch.randn(ROWS, heads, dim, device="cuda").bfloat16() for _ in "kv"]
+    got = [cache.clone() for cache in want]
+    with torch.no_grad():
+        call = compiled(forward)
+        names = launches(call, (x, angles, loc, *got))
+        q = forward(x, angles, loc, *want)
+        torch.testing.assert_close(call(x, angles, loc, *got), q, rtol=1e-2, atol=1e-2)
+    for theirs, ours in zip(want, got, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+    assert [name.split("_")[0] for name in names] == ["rows"], names

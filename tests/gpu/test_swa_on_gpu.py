@@ -162,7 +162,8 @@ k_cache, v_cache = torch.zeros(24, 2, 8, device="cuda"), torch.zeros(24, 2, 8, d
 mapping = torch.cat([torch.arange(96) % 24, torch.tensor([-1])]).cuda()
 
 def forward(mapping, loc, k):
-    store_kv(k_cache, v_cache, k, k, translate_loc(mapping, loc))
+    loc = loc if sys.argv[3] == "rows" else translate_loc(mapping, loc)
+    store_kv(k_cache, v_cache, k * 2, k + 1, loc)
 
 call = forward if sys.argv[1] == "eager" else torch.compile(forward, backend="swa", dynamic=False)
 with torch.no_grad():
@@ -172,13 +173,20 @@ print("no error")
 """
 
 
-@pytest.mark.parametrize("engine", ["eager", "swa"])
-@pytest.mark.parametrize("bad", [97, 10**6, -2])
-def test_an_id_that_no_pool_has_is_a_device_assert(engine, bad, tmp_path):
+# Rows of the cache itself are checked by the kernel that stores.
+@pytest.mark.parametrize(
+    ("engine", "bad", "ids"),
+    [(engine, bad, "full ids") for engine in ("eager", "swa") for bad in (97, 10**6, -2)]
+    + [("swa", bad, "rows") for bad in (24, -2)],
+)
+def test_an_id_that_no_pool_has_is_a_device_assert(engine, bad, ids, tmp_path):
     script = tmp_path / "bad.py"
     script.write_text(textwrap.dedent(BAD))
     done = subprocess.run(
-        [sys.executable, str(script), engine, str(bad)], capture_output=True, text=True, check=False
+        [sys.executable, str(script), engine, str(bad), ids],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0 and "no error" not in done.stdout
     assert "device-side assert" in done.stderr or "assert" in done.stderr.lower()
