@@ -113,9 +113,14 @@ class Row:
     same_tokens: bool | None = None
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float, int | None]:
-    """What `run` returns, its seconds, and the most memory that was in use."""
-    gpu = device.type == "cuda"
+def allocated(device: torch.device) -> int:
+    """Bytes of the tensors on a GPU; 0 elsewhere."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float, int]:
+    """What `run` returns, its seconds, and the most bytes that it had beside what was there."""
+    gpu, before = device.type == "cuda", allocated(device)
     if gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -124,7 +129,7 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[Any, float, int
     if gpu:
         torch.cuda.synchronize()
     spent = time.perf_counter() - start
-    return result, spent, torch.cuda.max_memory_allocated() if gpu else None
+    return result, spent, torch.cuda.max_memory_allocated() - before if gpu else 0
 
 
 def theirs(model: Any, prompts: Prompts, new: int, cache: str | None) -> tuple[list[Any], int]:
@@ -151,7 +156,12 @@ def theirs(model: Any, prompts: Prompts, new: int, cache: str | None) -> tuple[l
 def measure(
     name: str, model: Any, prompts: Prompts, new: int, label: str, rounds: int
 ) -> list[Row]:
-    """A row for each way; after a first call of each, they take turns."""
+    """A row for each way; after a first call of each, they take turns.
+
+    The memory of a way is what its first call left behind, its pool and its recordings with it, and
+    what a later call has beside that; the weights and the other ways are not in it.
+    """
+    begin = allocated(model.device)
     ours = HybridGenerator(
         model,
         max_tokens=sum(len(p) + new for p in prompts),
@@ -167,13 +177,17 @@ def measure(
         "generate, static cache": lambda: theirs(model, prompts, new, "static"),
         "generate, default cache": lambda: theirs(model, prompts, new, None),
     }
-    first = {way: timed(run, model.device)[1] for way, run in ways.items()}
+    first, kept = {}, {}
+    for way, run in ways.items():
+        first[way] = timed(run, model.device)[1]
+        end = allocated(model.device)
+        begin, kept[way] = end, end - begin
     turns = [{way: timed(run, model.device) for way, run in ways.items()} for _ in range(rounds)]
     rows, own = [], turns[0]["HybridGenerator"][0][0]
     for way in ways:
         tokens, held = turns[0][way][0]
         seconds = statistics.median(turn[way][1] for turn in turns)
-        peak = turns[0][way][2]
+        peak = kept[way] + turns[0][way][2] if model.device.type == "cuda" else None
         row = Row(
             name, label, way, sum(map(len, tokens)), seconds, held, peak, first[way] - seconds
         )
@@ -184,7 +198,9 @@ def measure(
 
 
 def show(rows: list[Row]) -> None:
-    print("| model | prompts | | tokens/s | KV cache, MiB | peak, MiB | compiled in, s | tokens |")
+    print(
+        "| model | prompts | | tokens/s | KV cache, MiB | memory, MiB | compiled in, s | tokens |"
+    )
     print("|---|---|---|---:|---:|---:|---:|---|")
     for row in rows:
         same = {None: "", True: "equal", False: "**differ**"}[row.same_tokens]
