@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +99,10 @@ def gpt_oss(size: Size) -> Any:
 MODELS: dict[str, Callable[[Size], Any]] = {"gemma-3": gemma3, "gpt-oss": gpt_oss}
 
 
+OURS = "HybridGenerator"
+THEIRS = {"static": "generate, static cache", "default": "generate, default cache"}
+
+
 @dataclass
 class Row:
     """One way of generating: `seconds`, a median, from the call to the last token."""
@@ -154,7 +159,7 @@ def theirs(model: Any, prompts: Prompts, new: int, cache: str | None) -> tuple[l
 
 
 def measure(
-    name: str, model: Any, prompts: Prompts, new: int, label: str, rounds: int
+    name: str, model: Any, prompts: Prompts, new: int, label: str, rounds: int, caches: list[str]
 ) -> list[Row]:
     """A row for each way; after a first call of each, they take turns.
 
@@ -172,19 +177,19 @@ def measure(
     def hybrid() -> tuple[list[Any], int]:
         return ours.generate(prompts, new), sum(ours.pool.nbytes().values())
 
-    ways = {
-        "HybridGenerator": hybrid,
-        "generate, static cache": lambda: theirs(model, prompts, new, "static"),
-        "generate, default cache": lambda: theirs(model, prompts, new, None),
-    }
+    runs: dict[str, Callable[[], tuple[list[Any], int]]] = {OURS: hybrid}
+    for cache in caches:
+        given = cache if cache == "static" else None
+        runs[THEIRS[cache]] = lambda given=given: theirs(model, prompts, new, given)  # type: ignore[misc]
     first, kept = {}, {}
-    for way, run in ways.items():
+    for way, run in runs.items():
         first[way] = timed(run, model.device)[1]
         end = allocated(model.device)
         begin, kept[way] = end, end - begin
-    turns = [{way: timed(run, model.device) for way, run in ways.items()} for _ in range(rounds)]
-    rows, own = [], turns[0]["HybridGenerator"][0][0]
-    for way in ways:
+        print(f"{name}, {label}: first call of {way}: {first[way]:.1f} s", flush=True)
+    turns = [{way: timed(run, model.device) for way, run in runs.items()} for _ in range(rounds)]
+    rows, own = [], turns[0][OURS][0][0]
+    for way in runs:
         tokens, held = turns[0][way][0]
         seconds = statistics.median(turn[way][1] for turn in turns)
         peak = kept[way] + turns[0][way][2] if model.device.type == "cuda" else None
@@ -221,7 +226,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="float32 on a CPU, else bfloat16")
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each (5)")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--caches", nargs="*", choices=THEIRS, default=list(THEIRS), help="theirs")
+    parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", metavar="FILE", help="rewritten with each kind of prompts")
     args = parser.parse_args()
     default = "float32" if args.device == "cpu" else "bfloat16"
     dtype = getattr(torch, args.dtype or default)
@@ -229,7 +236,8 @@ def main() -> None:
     rows: list[Row] = []
     for name in args.models:
         torch.manual_seed(0)
-        model = MODELS[name](size).to(args.device, dtype).eval()
+        with torch.device(args.device):
+            model = MODELS[name](size).to(dtype).eval()
         parameters = sum(p.numel() for p in model.parameters())
         print(f"{name}: {parameters / 1e6:,.1f} M parameters, {dtype}", flush=True)
         generator = torch.Generator().manual_seed(1)
@@ -240,13 +248,20 @@ def main() -> None:
         count, longest = args.requests, args.prompt
         even = [prompt(longest) for _ in range(count)]
         mixed = [prompt(max(1, longest * (i + 1) // count)) for i in range(count)]
-        rows += measure(name, model, even, args.new, f"{count} of {longest}", args.rounds)
-        rows += measure(name, model, mixed, args.new, f"{count}, up to {longest}", args.rounds)
+        for prompts, label in (
+            (even, f"{count} of {longest}"),
+            (mixed, f"{count}, up to {longest}"),
+        ):
+            if args.mixed or prompts is even:
+                rows += measure(name, model, prompts, args.new, label, args.rounds, args.caches)
+                save(rows, args.json)
     print(f"\ntorch {torch.__version__}, swa-compile {__version__}, {args.device}\n")
     show(rows)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump([asdict(row) for row in rows], file, indent=1)
+
+
+def save(rows: list[Row], path: str | None) -> None:
+    if path is not None:
+        Path(path).write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
 if __name__ == "__main__":
