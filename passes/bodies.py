@@ -83,6 +83,7 @@ def with_bodies(report: GraphReport, graph: Graph) -> GraphReport:
                 mapping=f"{name}.{value.mapping}",
                 loc=f"{name}.{value.loc}",
                 code="IN_SUBGRAPH",
+                call=-1,
             )
             for value in inner.values
         ]

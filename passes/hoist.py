@@ -101,16 +101,17 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
     link of the chain needs a node of its own.
     """
     result = Hoisted()
+    place = {call: i for i, call in enumerate(find_calls(graph))}
     while calls := _independent([n for n in find_calls(graph) if n not in result.single]):
         result.found += len(calls)
         values = group(calls, Numbering(), Origins(graph))
-        result.values += [_describe(value) for value in values]
+        result.values += [_describe(value, place) for value in values]
         free = [value for value in values if value.refusal is None]
         if free:
             result.nodes.append(_hoist_together(graph, free, prologue))
         for value in values:
             if value.refusal is not None:
-                _place_alone(graph, value, prologue, result)
+                _place_alone(graph, value, prologue, result, place)
         result.answers += [_describe_answer(value) for value in values]
     return result
 
@@ -156,12 +157,19 @@ def _hoist_together(graph: Graph, values: list[TranslatedValue], prologue: Prolo
     return together
 
 
-def _place_alone(graph: Graph, value: TranslatedValue, prologue: Prologue, result: Hoisted) -> None:
+def _place_alone(
+    graph: Graph,
+    value: TranslatedValue,
+    prologue: Prologue,
+    result: Hoisted,
+    places: dict[Node, int],
+) -> None:
     """A node for a refused value, right behind its operands."""
     assert value.refusal is not None
     code, message = value.refusal
     call = value.uses[0].call
-    result.refused.append(Refusal(code, message, call.name, source_line(call)))
+    refusal = Refusal(code, message, call.name, source_line(call), places[call])
+    result.refused.append(refusal)
     early = all(op.op == "placeholder" or op in prologue.nodes for op in value.operands)
     if early:
         emit = prologue.emitter(graph)
@@ -254,10 +262,11 @@ def _describe_answer(value: TranslatedValue) -> Answer:
     return Answer(value.answer, tuple(use.call.name for use in value.uses))
 
 
-def _describe(value: TranslatedValue) -> Value:
-    (loc,) = tensors(value.loc)
+def _describe(value: TranslatedValue, places: dict[Node, int]) -> Value:
+    (loc,), call = tensors(value.loc), value.uses[0].call
     shape = tuple(size if isinstance(size := size_of(dim), int) else str(size) for dim in loc.shape)
     dtype = str(loc.dtype).removeprefix("torch.")
-    source = source_line(value.uses[0].call)
+    uses, source = len(value.uses), source_line(call)
     code = "" if value.refusal is None else value.refusal[0]
-    return Value(value.mapping.name, value.loc.name, shape, dtype, len(value.uses), source, code)
+    names = value.mapping.name, value.loc.name
+    return Value(*names, shape, dtype, uses, source, code, places[call])

@@ -39,6 +39,7 @@ class Value:
         uses: how many calls of translation ops became this value.
         source: "file:line" of the first of them, "" where the trace does not know it.
         code: of the refusal, "" for a value of the one node.
+        call: which call of the graph the first of them is, from 0; -1 in a subgraph.
     """
 
     mapping: str
@@ -48,6 +49,7 @@ class Value:
     uses: int
     source: str = ""
     code: str = ""
+    call: int = -1
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,14 @@ class Refusal:
         message: why, and what the author can do.
         node: name of the first call in the graph.
         source: "file:line" of that call, "" where the trace does not know it.
+        call: which call of the graph it is, from 0; -1 in a subgraph.
     """
 
     code: str
     message: str
     node: str
     source: str
+    call: int = -1
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from swa_compile.options import Options
 from swa_compile.passes import GraphReport, HoistError, HoistPipeline, pipeline
 from swa_compile.passes.report import deliver, sink, take_undelivered
 from swa_compile.passes.subgraphs import children
+from swa_compile.sources import call_sources, with_sources
 
 Compiled = Callable[..., Any]
 
@@ -55,9 +56,10 @@ def swa(
     capturing = Capturing.of(gm, example_inputs, names, chosen)
     _tell_skipped_capture(chosen, captures=capturing is not None)
     generated: list[Generated] = []
+    sources = call_sources(gm)
     captured = capture(gm, names, chosen)
     with (
-        _reports(chosen, names, generated, captured, capturing),
+        _reports(chosen, names, generated, captured, capturing, sources),
         captured_code(generated),
     ):
         wrap = None if capturing is None else capturing.wrap
@@ -154,6 +156,7 @@ def _reports(
     generated: list[Generated],
     captured: Captured | None,
     capturing: Capturing | None = None,
+    sources: Sequence[str] = (),
 ) -> Iterator[None]:
     """Complete the reports of what is compiled inside and hand them to the collectors.
 
@@ -171,6 +174,7 @@ def _reports(
         raise
     finally:
         reports = [*fresh, *take_undelivered()]
+        reports = [with_sources(r, sources) if r.from_cache else r for r in reports]
         # Where some graph gave no code, nobody knows which.
         same = len(generated) == len(reports)
         paired = generated if same else [None] * len(reports)

@@ -34,7 +34,7 @@ def printed(code, example, tmp_path, monkeypatch):
     exec(compile(file.read_text(), file.name, "exec"), scope)
     torch._dynamo.reset()
     with torch.no_grad(), swa_compile.collect() as reports:
-        torch.compile(scope["forward"], backend="swa_eager", fullgraph=True)(
+        torch.compile(scope["forward"], backend="swa", fullgraph=True)(
             torch.arange(8), torch.tensor([1, 2, 3, 1]), torch.ones(4)
         )
     torch._dynamo.reset()
