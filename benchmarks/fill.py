@@ -1,6 +1,8 @@
 """Put the tables of a file of results into docs/benchmarks.md, in place of those that stand there.
 
 python benchmarks/fill.py results.json [docs/benchmarks.md]
+
+Refuses what is no figure: a run on a CPU, or a `--quick` one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ def main() -> None:
     beside = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
     target = Path(sys.argv[2]) if len(sys.argv) == 3 else beside
     try:
-        tables = markdown(Record.read(Path(sys.argv[1])))
+        record = Record.read(Path(sys.argv[1]))
+        if not record.about.get("cuda"):
+            raise ValueError(f"{sys.argv[1]} is of a CPU; the page has the figures of a GPU")
+        runs = record.about.get("options", {}).get("runs", 0)
+        if runs < 50:
+            raise ValueError(f"{sys.argv[1]} has {runs} samples of each; a figure has 50")
+        tables = markdown(record)
         target.write_text(fill(target.read_text(encoding="utf-8"), tables), encoding="utf-8")
     except (OSError, ValueError, RecordError) as error:
         sys.exit(f"fill.py: {error}")

@@ -54,7 +54,8 @@ def swa(
     # Read ahead: compile_fx takes ownership of gm.
     names = input_names(gm)
     capturing = Capturing.of(gm, example_inputs, names, chosen)
-    _tell_skipped_capture(chosen, captures=capturing is not None)
+    if capturing is None:
+        _tell_skipped_capture(chosen, "its inputs are not on one CUDA device")
     generated: list[Generated] = []
     sources = call_sources(gm)
     captured = capture(gm, names, chosen)
@@ -85,7 +86,7 @@ def swa_eager(
         HoistError: with `strict`, where a translation stays in the layer code.
     """
     chosen = Options.of(options)
-    _tell_skipped_capture(chosen, captures=False)
+    _tell_skipped_capture(chosen, "'swa_eager' interprets the graph")
     hoist = pipeline(chosen)
     names = input_names(gm)
     captured = capture(gm, names, chosen)
@@ -130,20 +131,17 @@ def _apply(hoist: HoistPipeline, module: GraphModule) -> None:
     hoist(module.graph)
 
 
-def _tell_skipped_capture(options: Options, captures: bool) -> None:
+def _tell_skipped_capture(options: Options, why: str) -> None:
     """Warn (`strict`: raise) where sizes are to be captured and nothing will be."""
     explicit = options.capture_sizes or options.cudagraphs in ("full", "piecewise")
-    if captures or options.cudagraphs == "inductor" or not explicit:
+    if options.cudagraphs == "inductor" or not explicit:
         return
     asked = (
         f"capture_sizes={options.capture_sizes}"
         if options.capture_sizes
         else f"cudagraphs={options.cudagraphs!r}"
     )
-    message = (
-        f"CAPTURE_SKIPPED: {asked} was asked for, and nothing is captured with "
-        f"cudagraphs={options.cudagraphs!r} here"
-    )
+    message = f"CAPTURE_SKIPPED: {asked} was asked for, and nothing is captured: {why}"
     if options.strict:
         raise HoistError(f"{message} (strict=True)")
     warnings.warn(message, stacklevel=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
@@ -93,7 +94,9 @@ class Options:
             if not isinstance(op, str) or op.count("::") != 1:
                 raise OptionError(f"option split_ops holds names like 'swa::store_kv'; got {op!r}")
         if self.dump_dir is not None:
-            object.__setattr__(self, "dump_dir", str(self.dump_dir))
+            if not isinstance(self.dump_dir, (str, os.PathLike)):
+                raise OptionError(f"option dump_dir is a path; got {self.dump_dir!r}")
+            object.__setattr__(self, "dump_dir", os.fspath(self.dump_dir))
         if not isinstance(self.inductor, Mapping):
             raise OptionError(f"option inductor is a mapping; got {type(self.inductor).__name__}")
         spelled = {str(key).replace("-", "_"): value for key, value in self.inductor.items()}

@@ -13,12 +13,8 @@ class NoMatplotlib(Exception):
     """matplotlib is not installed."""
 
 
-def plot(record: Record, folder: Path) -> list[Path]:
-    """Write one PNG per step, and one of its kernels where they are known; their paths.
-
-    Raises:
-        NoMatplotlib: it is not installed.
-    """
+def require_matplotlib() -> None:
+    """Raise `NoMatplotlib` where it is not installed; choose its backend for files."""
     try:
         import matplotlib
     except ImportError as error:
@@ -26,6 +22,15 @@ def plot(record: Record, folder: Path) -> list[Path]:
             "plots want matplotlib: pip install 'swa-compile[bench]' (or matplotlib)"
         ) from error
     matplotlib.use("Agg")
+
+
+def plot(record: Record, folder: Path) -> list[Path]:
+    """Write one PNG per step, and one of its kernels where they are known; their paths.
+
+    Raises:
+        NoMatplotlib: it is not installed.
+    """
+    require_matplotlib()
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, row in record.of_kind("steps").items():

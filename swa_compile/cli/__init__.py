@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from swa_compile import __version__
 from swa_compile.cli import bench, demo, diff, doctor, explain, generate, view
 from swa_compile.cli.errors import CheckFailed, UsageError
 
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Hoist full->SWA index translations out of compiled models, and show it.",
     )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.set_defaults(run=None, debug_after=False)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in _COMMANDS:

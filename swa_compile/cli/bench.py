@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
     # Where nobody says how wide a pipe or a file is, the tables' lines need not be broken.
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    _check(args)
     console = Console(highlight=False, width=None if known else 160)
     try:
         if args.render:
@@ -95,6 +96,29 @@ def run(args: argparse.Namespace) -> None:
     show(console, record)
     _plot(record, args.plot)
     _raise_where_wrong(record)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse options that would be ignored, or only fail once all is measured.
+
+    Raises:
+        UsageError: saying which.
+    """
+    if args.resume and not args.json:
+        raise UsageError("--resume goes on with the file that --json names; there is none")
+    if args.rows and not args.targets:
+        raise UsageError("--rows picks rows of --targets")
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs is at least 1; got {args.jobs}")
+    if args.budget is not None and args.budget <= 0:
+        raise UsageError(f"--budget is a number of seconds above 0; got {args.budget:g}")
+    if args.plot is not None:
+        from swa_compile.bench.plots import NoMatplotlib, require_matplotlib
+
+        try:
+            require_matplotlib()
+        except NoMatplotlib as error:
+            raise UsageError(str(error)) from error
 
 
 def _runs(args: argparse.Namespace) -> int:

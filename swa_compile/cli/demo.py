@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> None:
     console = Console(highlight=False)
     device = chosen_device(args.device)
     prompts = _prompts(args)
+    if args.dump is not None and Path(args.dump).exists() and not Path(args.dump).is_dir():
+        raise UsageError(f"--dump names a folder; {args.dump} is a file")
     if device.type == "cpu":
         # Layers this small are done before a second thread has woken up, eager or compiled.
         torch.set_num_threads(1)

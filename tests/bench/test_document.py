@@ -38,6 +38,23 @@ def test_figures_take_the_place_of_those_that_stood_there(script):
     assert twice.partition(script.BEGIN)[0] == DOCUMENT.partition(script.BEGIN)[0]
 
 
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [({"cuda": None}, "is of a CPU"), ({"options": {"runs": 10}}, "10 samples of each")],
+)
+def test_what_is_no_figure_is_kept_out_of_the_page(script, told, reason, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(DOCUMENT)
+    results = record(**{"steps/x": step_row()})
+    results.about = {**results.about, "options": {"runs": 60}, **told}
+    results.path = tmp_path / "results.json"
+    results.write()
+    monkeypatch.setattr("sys.argv", ["fill.py", str(results.path), str(page)])
+    with pytest.raises(SystemExit, match=reason):
+        script.main()
+    assert page.read_text() == DOCUMENT
+
+
 def test_a_document_without_a_place_for_figures_is_refused(script):
     with pytest.raises(ValueError, match="figures: begin"):
         script.fill("# Benchmarks\n", "| |")

@@ -38,6 +38,11 @@ def test_no_arguments_print_help_and_exit_2(capsys):
         (["demo", "--text", "no/such/file"], "cannot read no/such/file"),
         (["demo", "--device", "abacus"], "device 'abacus' cannot be used"),
         (["bench", "--runs", "0"], "--runs is at least 1; got 0"),
+        (["demo", "--dump", __file__], "test_cli.py is a file"),
+        (["bench", "--resume"], "the file that --json names"),
+        (["bench", "--rows", "stores"], "--rows picks rows of --targets"),
+        (["bench", "--jobs", "0"], "--jobs is at least 1; got 0"),
+        (["bench", "--budget", "-1"], "above 0; got -1"),
         (["explain", "nothing"], "not of the form MODULE:FACTORY"),
         (["explain", "no_such_module:f"], "there is no module 'no_such_module'"),
         (["explain", "json:no_such_factory"], "has no factory 'no_such_factory'"),
@@ -47,6 +52,13 @@ def test_wrong_usage_is_one_line_and_exits_2(argv, words, capsys):
     assert swa_compile.cli.main(argv) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_plots_are_refused_ahead_of_the_measuring_without_matplotlib(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(swa_compile.cli.bench, "_measure", None)
+    assert swa_compile.cli.main(["bench", "--plot", "plots"]) == 2
+    assert "plots want matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["nonsense"], ["demo", "--page-size", "3"]])

@@ -173,6 +173,7 @@ def test_page_size_0_is_refused(compiled, make_mapping):
         ({"capture_sizes": [8], "cudagraphs": "off"}, ["capture_sizes", "'off'"]),
         ({"split_ops": ("paged_attention",)}, ["split_ops", "'paged_attention'"]),
         ({"inductor": 3}, ["inductor", "mapping"]),
+        ({"dump_dir": 5}, ["dump_dir", "path", "5"]),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, words):
