@@ -1,11 +1,14 @@
 """What ranks say to each other ahead of a forward: the bucket, and whether they run the same."""
 
+from dataclasses import replace
+
 import pytest
 
 import swa_compile
 from swa_compile.distributed import verify_ranks
 from swa_compile.distributed.identity import differences, identity, ranks_text
 from swa_compile.passes import GraphReport
+from swa_compile.passes.report import Value
 
 from .launch import launch_once
 
@@ -108,8 +111,10 @@ def test_ranks_are_written_as_ranges():
 
 
 def test_where_a_process_got_or_put_something_is_no_difference():
-    one = GraphReport(translations_found=2, dump="/here", from_cache=True)
-    other = GraphReport(translations_found=2, dump="/there", from_cache=False)
+    value = Value("mapping", "loc", (4,), "int64", 2, "/here/model.py:5", call=0)
+    one = GraphReport(translations_found=2, dump="/here", values=[value])
+    unknown = [replace(value, source="")]
+    other = GraphReport(translations_found=2, dump="/there", values=unknown, from_cache=True)
     assert identity([one], {"dump_dir": "/a"}) == identity([other], {"dump_dir": "/b"})
 
 

@@ -171,7 +171,13 @@ def test_wheel_declares_the_backends_and_the_script(wheel: Path) -> None:
 
 def test_wheel_requires_triton_on_linux_only_and_nothing_for_tests(metadata: Message) -> None:
     required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
-    assert [r.split(";")[0].strip() for r in required] == ["torch>=2.11", "triton", "depyf", "numpy", "rich"]
+    assert [r.split(";")[0].strip() for r in required] == [
+        "torch>=2.11",
+        "triton",
+        "depyf",
+        "numpy",
+        "rich",
+    ]
     (triton,) = (r for r in required if r.startswith("triton"))
     assert 'platform_system == "Linux"' in triton
     assert metadata["Requires-Python"] == ">=3.10"
