@@ -105,10 +105,30 @@ def _queries(puts: list[Node], prologue: Prologue) -> list[Node]:
             same = value.dim() in (2, 3) and same_size(value.shape[0], rows.shape[0])
             if same and trace.computes(node) and _memory_order(value) is not None:
                 found[node] = None
+    apart = _seen_apart(puts[0].graph)
+    alone = [node for node in found if node not in apart]
     if readers:
-        return list(found)
+        return alone
     stored = set().union(*(_sources(put.args[2], prologue) for put in puts))
-    return [node for node in found if not stored.isdisjoint(_sources(node, prologue))]
+    return [node for node in alone if not stored.isdisjoint(_sources(node, prologue))]
+
+
+def _seen_apart(graph: Graph) -> set[Node]:
+    """Views that the graph gives back beside something else of the same memory.
+
+    A buffer of its own for such a view would part two outputs that eager code gives as one.
+    """
+    returned: dict[Node, set[Node]] = {}  # by what owns the memory
+    through: dict[Node, set[Node]] = {}  # by what is looked at on the way
+    for output in graph.find_nodes(op="output"):
+        for node in output.all_input_nodes:
+            owner = _viewed(node)
+            returned.setdefault(owner, set()).add(node)
+            at = node
+            while at is not owner:
+                through.setdefault(at, set()).add(node)
+                at = at.all_input_nodes[0]
+    return {node for node, found in through.items() if found != returned[_viewed(node)]}
 
 
 def _sources(value: Any, prologue: Prologue) -> set[Node]:

@@ -8,6 +8,7 @@ store. The kernel that writes the rows checks its slots as well, and can do both
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -42,7 +43,13 @@ def plain_ids(slots: Node, puts: list[Node], prologue: Prologue) -> Node | None:
         ids = ids.args[0]  # type: ignore[assignment]
     if ids in prologue.nodes or tensors(ids)[0].dtype not in (torch.int32, torch.int64):
         return None
-    return ids if all(same_size(tensors(put)[0].shape[0], upper) for put in puts) else None
+    return ids if all(same_size(_rows(put, slots), upper) for put in puts) else None
+
+
+def _rows(put: Node, slots: Node) -> Any:
+    """How many rows `slots` may name in what `put` writes, which may be one layer of several."""
+    index: list[Node | None] = put.args[1]  # type: ignore[assignment]
+    return tensors(put)[0].shape[index.index(slots)] if slots in index else None
 
 
 def _behind(slots: Node) -> tuple[Node, int | Node] | None:

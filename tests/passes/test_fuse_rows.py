@@ -284,6 +284,57 @@ def test_queries_go_along_where_the_graph_ends_ahead_of_the_attention(fused):
         assert [output["target"] for output in row_program.read(text)] == [0, 1, 2]
 
 
+def views_and_their_owner(y):
+    return y.view(N, 2, 16), y, y[:2]
+
+
+def views_of_one_owner(y):
+    return y.view(N, 2, 16), y.view(N, 2, 16, 1)
+
+
+def a_view_of_a_view(y):
+    rows = y.view(N, 2, 16)
+    return rows, rows.view(N, 4, 8)
+
+
+def one_view_twice(y):
+    rows = y.view(N, 2, 16)
+    return rows, rows
+
+
+@pytest.mark.parametrize(
+    ("returned", "queries"),
+    [
+        (views_and_their_owner, 1),
+        (views_of_one_owner, 0),
+        (a_view_of_a_view, 1),
+        (one_view_twice, 1),
+    ],
+)
+@pytest.mark.parametrize("read", [False, True])
+def test_outputs_of_one_memory_stay_one(fused, returned, queries, read):
+    def forward(q, k, mapping, loc, caches):
+        own = translate_loc(mapping, loc)
+        store_kv(*caches, q * k, k, own)
+        outputs = returned(q.flatten(1) * 2)
+        if not read:
+            return outputs
+        starts = torch.arange(N + 1, dtype=torch.int32)
+        lens = torch.ones(N, dtype=torch.int32)
+        return *outputs, paged_attention(outputs[0], *caches, own[:, None], lens, starts)
+
+    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
+    caches = pools((ROWS, 2, 16), (ROWS, 2, 16))
+    agree(fused, forward, args, caches)
+    ((text, *_),) = fused.programs
+    if not read:
+        assert len(row_program.read(text)) == 2 + queries
+    with torch.no_grad():
+        first, second, *_ = fused(forward)(*args, caches)
+    first.zero_()
+    assert not second.any()
+
+
 def test_the_option_switches_it_off(fused):
     caches = pools((ROWS, 2, 32), (ROWS, 2, 32))
     agree(fused, hugging_face, hf_args(), caches, n_fused=0, options={"fuse_rows": False})

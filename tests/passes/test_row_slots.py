@@ -84,6 +84,19 @@ def test_ids_are_checked_for_the_smaller_cache(store):
     assert text.count("swa.materialize_all.default") == 1
 
 
+@pytest.mark.parametrize(("layers", "prepared"), [(ROWS, 0), (3, 0), (10, 1)])
+def test_rows_of_one_layer_of_a_stack_are_the_layers_own(store, layers, prepared):
+    """Not as many as there are layers, which here are as many as the smaller cache has rows."""
+
+    def forward(x, loc, k_cache, v_cache):
+        store_kv(stacked[2], v_cache, x * 2, x.exp(), loc)
+
+    stacked = torch.zeros(layers, ROWS, 2, 8)
+    rows = 10 if prepared else ROWS
+    text, _ = store(forward, LOC.clamp_max(9), (1, rows))
+    assert text.count("swa.materialize_all.default") == prepared
+
+
 @pytest.mark.parametrize("bad", [ROWS, -2, -ROWS, 2**40])
 def test_an_id_that_no_row_has_is_an_error(store, bad):
     store(one_layer)
