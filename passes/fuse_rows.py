@@ -103,7 +103,8 @@ def _queries(puts: list[Node], prologue: Prologue) -> list[Node]:
                 continue
             (value,) = values
             same = value.dim() in (2, 3) and same_size(value.shape[0], rows.shape[0])
-            if same and trace.computes(node) and _memory_order(value) is not None:
+            here = value.device == rows.device and worthwhile(node)
+            if same and here and trace.computes(node) and _memory_order(value) is not None:
                 found[node] = None
     apart = _seen_apart(puts[0].graph)
     alone = [node for node in found if node not in apart]

@@ -335,6 +335,22 @@ def test_outputs_of_one_memory_stay_one(fused, returned, queries, read):
     assert not second.any()
 
 
+def test_queries_that_no_kernel_here_can_write_stay_where_they_are(fused, monkeypatch):
+    """As float8 on an older GPU; the rows of the caches are written all the same."""
+    module = importlib.import_module("swa_compile.passes.fuse_rows")
+    known = lambda node: node.meta["val"].dtype is torch.float32  # noqa: E731
+    monkeypatch.setattr(module, "worthwhile", known)
+
+    def forward(q, k, mapping, loc, caches):
+        store_kv(*caches, q * k, k, translate_loc(mapping, loc))
+        return (q * 2).half(), q * 3
+
+    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
+    agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)))
+    ((text, *_),) = fused.programs
+    assert len(row_program.read(text)) == 3
+
+
 def test_the_option_switches_it_off(fused):
     caches = pools((ROWS, 2, 32), (ROWS, 2, 32))
     agree(fused, hugging_face, hf_args(), caches, n_fused=0, options={"fuse_rows": False})
