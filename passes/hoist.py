@@ -16,6 +16,7 @@ from .numbering import Numbering
 from .origins import Origins
 from .report import Refusal, Value
 from .schema import ancestors, is_view, tensors
+from .trace_order import traced_places
 from .translations import TranslatedValue, find_calls, group
 from .views import replay
 
@@ -101,17 +102,17 @@ def hoist(graph: Graph, prologue: Prologue) -> Hoisted:
     link of the chain needs a node of its own.
     """
     result = Hoisted()
-    place = {call: i for i, call in enumerate(find_calls(graph))}
+    places = traced_places(find_calls(graph))
     while calls := _independent([n for n in find_calls(graph) if n not in result.single]):
         result.found += len(calls)
         values = group(calls, Numbering(), Origins(graph))
-        result.values += [_describe(value, place) for value in values]
+        result.values += [_describe(value, places) for value in values]
         free = [value for value in values if value.refusal is None]
         if free:
             result.nodes.append(_hoist_together(graph, free, prologue))
         for value in values:
             if value.refusal is not None:
-                _place_alone(graph, value, prologue, result, place)
+                _place_alone(graph, value, prologue, result, places)
         result.answers += [_describe_answer(value) for value in values]
     return result
 

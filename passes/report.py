@@ -39,7 +39,7 @@ class Value:
         uses: how many calls of translation ops became this value.
         source: "file:line" of the first of them, "" where the trace does not know it.
         code: of the refusal, "" for a value of the one node.
-        call: which call of the graph the first of them is, from 0; -1 in a subgraph.
+        call: which call of the trace the first of them is, from 0; -1 where that is not known.
     """
 
     mapping: str
@@ -62,7 +62,7 @@ class Refusal:
         message: why, and what the author can do.
         node: name of the first call in the graph.
         source: "file:line" of that call, "" where the trace does not know it.
-        call: which call of the graph it is, from 0; -1 in a subgraph.
+        call: which call of the trace it is, from 0; -1 where that is not known.
     """
 
     code: str
@@ -227,7 +227,8 @@ def retract(report: GraphReport) -> None:
 def take_undelivered() -> list[GraphReport]:
     """The reports of all graphs that were compiled or taken from a cache and that no collector got.
 
-    Each is returned once. Those that come from a cache say so.
+    Each is returned once. Those that come from a cache say so, and have no source lines: they would
+    be those of the process that compiled.
     """
     found: list[GraphReport] = []
     table, ran, delivered = counters[_RECORDED], counters[_RAN], counters[_DELIVERED]
@@ -235,7 +236,7 @@ def take_undelivered() -> list[GraphReport]:
         report = GraphReport.from_dict(json.loads(key[len(_COUNTER_PREFIX) :]))
         recorded, passes, seen = table.pop(key), ran.pop(key, 0), delivered.pop(key, 0)
         found += [report] * (passes - seen)
-        found += [replace(report, from_cache=True)] * (recorded - passes)
+        found += [_from_cache(report)] * (recorded - passes)
     return found
 
 
@@ -254,6 +255,12 @@ def deliver(report: GraphReport) -> None:
     """Give `report` to the active collectors without recording it."""
     for target in _sinks.get():
         target.append(report)
+
+
+def _from_cache(report: GraphReport) -> GraphReport:
+    values = [replace(value, source="") for value in report.values]
+    refused = [replace(refusal, source="") for refusal in report.refused]
+    return replace(report, values=values, refused=refused, from_cache=True)
 
 
 def _counter(report: GraphReport) -> str:

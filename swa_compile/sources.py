@@ -17,26 +17,31 @@ from swa_compile.ops.marks import translation_mark
 from swa_compile.passes import GraphReport, Refusal
 from swa_compile.passes.model_source import source_line
 from swa_compile.passes.report import Value
+from swa_compile.passes.trace_order import number
 
 _Located = TypeVar("_Located", Value, Refusal)
 
 
 def call_sources(gm: GraphModule) -> list[str]:
-    """ "file:line" of each translation call of a Dynamo graph, in order; not those of bodies."""
-    return [
-        source_line(node)
-        for node in gm.graph.nodes
-        if node.op == "call_function" and _translates(node.target)
+    """ "file:line" of each translation call of a Dynamo graph, in order; not those of bodies.
+
+    Numbers the calls, for the report that is to be kept with the compiled code.
+    """
+    calls = [
+        node for node in gm.graph.nodes if node.op == "call_function" and _translates(node.target)
     ]
+    number(calls)
+    return [source_line(call) for call in calls]
 
 
 def with_sources(report: GraphReport, sources: Sequence[str]) -> GraphReport:
-    """`report`, of a graph from a cache, with the lines of this process instead.
+    """`report`, of a graph from a cache, with the lines of this process.
 
-    A line is left out where the calls of the two graphs do not correspond one to one: some stand in
-    bodies of control flow, or the result of one is not used.
+    None where the calls of the two graphs do not correspond one to one: some stand in subgraphs,
+    or the result of one is not used.
     """
-    known = sources if len(sources) == report.translations_found else []
+    unknown = any(value.call < 0 for value in report.values)
+    known = [] if unknown or len(sources) != report.translations_found else sources
 
     def here(item: _Located) -> _Located:
         return replace(item, source=known[item.call] if 0 <= item.call < len(known) else "")
@@ -46,6 +51,7 @@ def with_sources(report: GraphReport, sources: Sequence[str]) -> GraphReport:
 
 
 def _translates(target: object) -> bool:
+    """Whether `target` may be a translation: which overload a packet calls is not known yet."""
     if isinstance(target, torch._ops.OpOverloadPacket):
-        target = getattr(target, target.overloads()[0])
+        return any(_translates(getattr(target, name)) for name in target.overloads())
     return isinstance(target, torch._ops.OpOverload) and translation_mark(target) is not None

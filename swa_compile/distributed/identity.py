@@ -145,7 +145,7 @@ def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(data, (list, tuple)) and data:
         for i, value in enumerate(data):
             yield from _flat(value, f"{prefix}[{i}]")
-    elif prefix.endswith(".source"):
+    elif prefix.endswith((".source", ".call")):
         return  # a tree may lie elsewhere, and a rank that took its code from a cache may know none
     else:
         yield prefix, str(data)

@@ -113,7 +113,7 @@ def test_ranks_are_written_as_ranges():
 def test_where_a_process_got_or_put_something_is_no_difference():
     value = Value("mapping", "loc", (4,), "int64", 2, "/here/model.py:5", call=0)
     one = GraphReport(translations_found=2, dump="/here", values=[value])
-    unknown = [replace(value, source="")]
+    unknown = [replace(value, source="", call=-1)]
     other = GraphReport(translations_found=2, dump="/there", values=unknown, from_cache=True)
     assert identity([one], {"dump_dir": "/a"}) == identity([other], {"dump_dir": "/b"})
 
