@@ -71,8 +71,10 @@ def _compare_graphs(a: Dump, b: Dump) -> list[str]:
         if a.report.get(name) != b.report.get(name)
     ]
     lines += _compare_lists("value", *([_value(v) for v in d.report["values"]] for d in (a, b)))
+    # A graph out of a compile cache may not know its lines: then they are no difference.
+    known = all(refusal["source"] for d in (a, b) for refusal in d.report["refused"])
     lines += _compare_lists(
-        "refusal", *([_refusal(r) for r in d.report["refused"]] for d in (a, b))
+        "refusal", *([_refusal(r, known) for r in d.report["refused"]] for d in (a, b))
     )
     names = list(dict.fromkeys(s["name"] for d in (a, b) for s in d.graph["stages"]))
     for name in names:
@@ -100,8 +102,8 @@ def _value(value: dict[str, Any]) -> str:
     return f"{value['mapping']}[{value['loc']}] {value['dtype']}[{shape}] used {value['uses']}x"
 
 
-def _refusal(refusal: dict[str, Any]) -> str:
-    where = f" at {refusal['source']}" if refusal["source"] else ""
+def _refusal(refusal: dict[str, Any], located: bool) -> str:
+    where = f" at {refusal['source']}" if located else ""
     return f"{refusal['code']}{where}"
 
 

@@ -124,3 +124,15 @@ def test_versions_are_told_and_are_no_difference(model_dump, tmp_path, capsys):
     (other / "report.json").write_text(json.dumps(report))
     assert swa_compile.cli.main(["diff", str(model_dump), str(other)]) == 1
     assert "refusal new: ESCAPES at m.py:3" in capsys.readouterr().out
+
+
+def test_a_line_that_one_dump_does_not_know_is_no_difference(model_dump, tmp_path, capsys):
+    """A graph that came out of a compile cache may have none."""
+    folders = [tmp_path / name / "graph-000" for name in ("cold", "warm")]
+    for folder, source in zip(folders, ("m.py:3", ""), strict=True):
+        shutil.copytree(model_dump, folder)
+        report = json.loads((folder / "report.json").read_text())
+        report["refused"] = [{"code": "ESCAPES", "message": "", "node": "x", "source": source}]
+        (folder / "report.json").write_text(json.dumps(report))
+    assert swa_compile.cli.main(["diff", *map(str, folders)]) == 0
+    assert "no difference" in capsys.readouterr().out
