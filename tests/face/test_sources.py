@@ -79,11 +79,11 @@ def test_lines_are_those_of_the_file_that_was_compiled_now(cache):
 def test_lines_are_those_of_the_calls_in_the_order_that_inductor_gives_them(cache):
     """It moves the call that is used last behind the other one."""
     cold, warm = report_of(TURNED, "engine/old.py"), report_of("\n\n" + TURNED, "engine/new.py")
-    told = {value.loc: value.source for value in cold.values}
-    assert told.pop("loc") == "engine/old.py:3" and [*told.values()] == ["engine/old.py:4"]
-    told = {value.loc: value.source for value in warm.values}
+    # How an input is called differs between versions of torch; the sum has the name of its node.
+    for report, given, computed in ((cold, "old.py:3", "old.py:4"), (warm, "new.py:5", "new.py:6")):
+        told = {value.loc.startswith("add"): value.source for value in report.values}
+        assert told == {False: f"engine/{given}", True: f"engine/{computed}"}
     assert warm.from_cache
-    assert told.pop("loc") == "engine/new.py:5" and [*told.values()] == ["engine/new.py:6"]
 
 
 def test_no_line_is_told_where_calls_cannot_be_matched(cache):
