@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def measure(
     runs: dict[str, Callable[[], tuple[list[Any], int]]] = {OURS: hybrid}
     for cache in caches:
         given = cache if cache == "static" else None
-        runs[THEIRS[cache]] = lambda given=given: theirs(model, prompts, new, given)  # type: ignore[misc]
+        runs[THEIRS[cache]] = partial(theirs, model, prompts, new, given)
     first, kept = {}, {}
     for way, run in runs.items():
         first[way] = timed(run, model.device)[1]
@@ -193,9 +194,8 @@ def measure(
         tokens, held = turns[0][way][0]
         seconds = statistics.median(turn[way][1] for turn in turns)
         peak = kept[way] + turns[0][way][2] if model.device.type == "cuda" else None
-        row = Row(
-            name, label, way, sum(map(len, tokens)), seconds, held, peak, first[way] - seconds
-        )
+        compiling = max(0.0, first[way] - seconds)
+        row = Row(name, label, way, sum(map(len, tokens)), seconds, held, peak, compiling)
         if model.dtype is torch.float32:
             row.same_tokens = tokens == own
         rows.append(row)

@@ -190,14 +190,10 @@ def _measure(
 
 
 def _plot(record: Any, folder: str | None) -> None:
-    if folder is None:
-        return
-    from swa_compile.bench.plots import NoMatplotlib, plot
+    if folder is not None:
+        from swa_compile.bench.plots import plot
 
-    try:
         plot(record, Path(folder))
-    except NoMatplotlib as error:
-        raise UsageError(str(error)) from error
 
 
 def _raise_where_wrong(record: Any) -> None:

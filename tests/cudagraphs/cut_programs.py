@@ -136,7 +136,7 @@ class Program:
     def in_base(self, name):
         """Whether it lies where two inputs do: AOTAutograd makes such outputs of a wrong shape."""
         value, base = (self.scopes[0][name] for name in (name, "base"))
-        return torch.is_tensor(value) and _storage(value) == _storage(base)
+        return torch.is_tensor(value) and storage(value) == storage(base)
 
     def draw(self, statements, kinds):
         for _ in range(statements):
@@ -212,7 +212,7 @@ class Program:
         return True
 
 
-def _storage(tensor):
+def storage(tensor):
     return tensor.untyped_storage().data_ptr()
 
 

@@ -12,7 +12,7 @@ import torch
 
 import swa_compile
 
-from .cut_programs import ARGUMENTS, Program, make_batch, make_caches, model_of
+from .cut_programs import ARGUMENTS, Program, make_batch, make_caches, model_of, storage
 
 pytestmark = pytest.mark.inductor
 
@@ -57,8 +57,8 @@ def disagreements(source, *, mode="piecewise", dynamic=False, steady=False, seed
             found += [f"call {i}: {name}" for name in ours if not alike(theirs[name], ours[name])]
             pairs = list(zip(want, got, strict=True))
             found += [f"call {i}: output {j}" for j, (a, b) in enumerate(pairs) if not alike(a, b)]
-            memory = {tensor.untyped_storage().data_ptr() for tensor in ours.values()}
-            own = [out for out in got if torch.is_tensor(out) and _storage(out) not in memory]
+            memory = {storage(tensor) for tensor in ours.values()}
+            own = [out for out in got if torch.is_tensor(out) and storage(out) not in memory]
             kept.append((i, given, [(out, out.clone()) for out in own]))
     for i, _, outputs in kept:
         found += [f"call {i}: kept" for out, then in outputs if not alike(then, out)]
@@ -73,10 +73,6 @@ def alike(want, got):
     except AssertionError:
         return False
     return True
-
-
-def _storage(tensor):
-    return tensor.untyped_storage().data_ptr()
 
 
 def agree(seed, **how):
