@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
 
 import swa_compile
+from swa_compile.ops import row_program
 
 FULL, ROWS = 96, 24  # ids of the full pool reach far beyond the rows of the SWA pool
 
@@ -93,3 +96,26 @@ def same_rows(got, want):
     assert got.shape == want.shape
     wrong = [row + 1 for row in range(len(got)) if not np.array_equal(got[row], want[row])]
     assert not wrong, f"rows {wrong} differ"
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    """Compiles with fused rows; `fused.programs` lists what ran."""
+    module = importlib.import_module("swa_compile.passes.fuse_rows")
+    monkeypatch.setattr(module, "worthwhile", lambda node: True)
+    programs = []
+    rule = row_program.run
+
+    def watched(text, written, inputs, tokens):
+        programs.append((text, [t.clone() for t in written], inputs, tokens))
+        rule(text, written, inputs, tokens)
+        programs[-1] += ([t.clone() for t in written],)
+
+    monkeypatch.setattr(row_program, "run", watched)
+
+    def compile_(forward, **kwargs):
+        torch._dynamo.reset()
+        return torch.compile(forward, backend="swa_eager", **kwargs)
+
+    compile_.programs = programs
+    return compile_

@@ -4,70 +4,15 @@ The passes do it on GPUs. Here they are told that it is worth while on the CPU, 
 by its rule; every program is also run as the Triton kernel, in the interpreter.
 """
 
-import importlib
 import os
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-import swa_compile
 from swa_compile.ops import paged_attention, row_program, store_kv, store_latent, translate_loc
 
-FULL, ROWS, N = 300, 96, 7
-
-
-@pytest.fixture
-def fused(monkeypatch):
-    """Compiles with fused rows; `fused.programs` lists what ran."""
-    module = importlib.import_module("swa_compile.passes.fuse_rows")
-    monkeypatch.setattr(module, "worthwhile", lambda node: True)
-    programs = []
-    rule = row_program.run
-
-    def watched(text, written, inputs, tokens):
-        programs.append((text, [t.clone() for t in written], inputs, tokens))
-        rule(text, written, inputs, tokens)
-        programs[-1] += ([t.clone() for t in written],)
-
-    monkeypatch.setattr(row_program, "run", watched)
-
-    def compile_(forward, **kwargs):
-        torch._dynamo.reset()
-        return torch.compile(forward, backend="swa_eager", **kwargs)
-
-    compile_.programs = programs
-    return compile_
-
-
-def ids(n=N, seed=0):
-    rng = np.random.default_rng(seed)
-    mapping = np.append(rng.permutation(FULL) % (ROWS - 1) + 1, -1)
-    pick = {int(mapping[i]): int(i) for i in rng.permutation(np.arange(ROWS, FULL))}
-    loc = rng.permutation(list(pick.values()))[:n]
-    return torch.from_numpy(mapping), torch.from_numpy(loc)
-
-
-def pools(*shapes, dtype=torch.float32):
-    torch.manual_seed(3)
-    return [torch.randn(*shape).to(dtype) for shape in shapes]
-
-
-def agree(fused, forward, args, caches, *, stores=1, n_fused=1, outputs=True, **kwargs):
-    """Eager and fused code leave the same rows and outputs; as many stores are fused as said."""
-    mine = [cache.clone() for cache in caches]
-    with torch.no_grad(), swa_compile.collect() as reports:
-        want = forward(*args, caches)
-        got = fused(forward, **kwargs)(*args, mine)
-    (report,) = reports
-    assert (report.stores_lowered, report.rows_fused) == (stores, n_fused)
-    if outputs and want is not None:
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    for before, after in zip(caches, mine, strict=True):
-        # Not even rounding differs: the rule runs the operators that eager code runs.
-        assert torch.equal(before.view(torch.uint8), after.view(torch.uint8))
-    return report
+from .fusing import ROWS, N, agree, ids, pools
 
 
 def rotate_half(x):
@@ -235,120 +180,6 @@ def test_two_writes_to_the_same_rows_keep_their_order(fused):
 
     args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
     agree(fused, forward, args, pools((ROWS, 2, 16)), n_fused=0)
-
-
-def test_queries_that_depend_on_what_was_stored_are_not_computed_with_it(fused):
-    def forward(k, v, mapping, loc, caches):
-        own = translate_loc(mapping, loc)
-        store_kv(*caches, k * 2, v * 2, own)
-        q = caches[0][own].neg()
-        starts = torch.arange(N + 1, dtype=torch.int32)
-        return paged_attention(q, *caches, own[:, None], torch.ones(N, dtype=torch.int32), starts)
-
-    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
-    agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)))
-    ((text, *_),) = fused.programs
-    assert len(row_program.read(text)) == 2
-
-
-def test_a_query_that_is_also_an_output_is_given_to_both(fused):
-    def forward(q, k, mapping, loc, caches):
-        own = translate_loc(mapping, loc)
-        q = q.exp()
-        store_kv(*caches, k * 2, k, own)
-        starts = torch.arange(N + 1, dtype=torch.int32)
-        lens = torch.ones(N, dtype=torch.int32)
-        return paged_attention(q, *caches, own[:, None], lens, starts), q, q.sum()
-
-    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
-    agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)))
-
-
-def test_queries_go_along_where_the_graph_ends_ahead_of_the_attention(fused):
-    """Of each layer its own: what another layer's rows are computed from comes too late."""
-
-    def forward(x, angle, mapping, loc, caches):
-        own, queries = translate_loc(mapping, loc), []
-        for k_cache, v_cache in zip(caches[::2], caches[1::2], strict=True):
-            q, k, v = (t.view(N, 2, 16) for t in (x * 1.5).chunk(3, -1))
-            q, k = q * angle[:, None].cos(), k * angle[:, None].cos()
-            store_kv(k_cache, v_cache, k, v.exp(), own)
-            queries.append(q)
-            x = x @ x.T @ x / 100
-        return (*queries, x.exp())
-
-    torch.manual_seed(0)
-    args = torch.randn(N, 96), torch.randn(N, 16), *ids()
-    agree(fused, forward, args, pools(*[(ROWS, 2, 16)] * 4), stores=2, n_fused=2)
-    for text, *_ in fused.programs:
-        assert [output["target"] for output in row_program.read(text)] == [0, 1, 2]
-
-
-def views_and_their_owner(y):
-    return y.view(N, 2, 16), y, y[:2]
-
-
-def views_of_one_owner(y):
-    return y.view(N, 2, 16), y.view(N, 2, 16, 1)
-
-
-def a_view_of_a_view(y):
-    rows = y.view(N, 2, 16)
-    return rows, rows.view(N, 4, 8)
-
-
-def one_view_twice(y):
-    rows = y.view(N, 2, 16)
-    return rows, rows
-
-
-@pytest.mark.parametrize(
-    ("returned", "queries"),
-    [
-        (views_and_their_owner, 1),
-        (views_of_one_owner, 0),
-        (a_view_of_a_view, 1),
-        (one_view_twice, 1),
-    ],
-)
-@pytest.mark.parametrize("read", [False, True])
-def test_outputs_of_one_memory_stay_one(fused, returned, queries, read):
-    def forward(q, k, mapping, loc, caches):
-        own = translate_loc(mapping, loc)
-        store_kv(*caches, q * k, k, own)
-        outputs = returned(q.flatten(1) * 2)
-        if not read:
-            return outputs
-        starts = torch.arange(N + 1, dtype=torch.int32)
-        lens = torch.ones(N, dtype=torch.int32)
-        return *outputs, paged_attention(outputs[0], *caches, own[:, None], lens, starts)
-
-    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
-    caches = pools((ROWS, 2, 16), (ROWS, 2, 16))
-    agree(fused, forward, args, caches)
-    ((text, *_),) = fused.programs
-    if not read:
-        assert len(row_program.read(text)) == 2 + queries
-    with torch.no_grad():
-        first, second, *_ = fused(forward)(*args, caches)
-    first.zero_()
-    assert not second.any()
-
-
-def test_queries_that_no_kernel_here_can_write_stay_where_they_are(fused, monkeypatch):
-    """As float8 on an older GPU; the rows of the caches are written all the same."""
-    module = importlib.import_module("swa_compile.passes.fuse_rows")
-    known = lambda node: node.meta["val"].dtype is torch.float32  # noqa: E731
-    monkeypatch.setattr(module, "worthwhile", known)
-
-    def forward(q, k, mapping, loc, caches):
-        store_kv(*caches, q * k, k, translate_loc(mapping, loc))
-        return (q * 2).half(), q * 3
-
-    args = (*(torch.randn(N, 2, 16) for _ in "kv"), *ids())
-    agree(fused, forward, args, pools((ROWS, 2, 16), (ROWS, 2, 16)))
-    ((text, *_),) = fused.programs
-    assert len(row_program.read(text)) == 3
 
 
 def test_the_option_switches_it_off(fused):
