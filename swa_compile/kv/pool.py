@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import gcd
 from operator import index
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from swa_compile.kv.batch import ForwardBatch, refuse_to_shrink
+from swa_compile.kv.caches import KVCaches
 from swa_compile.kv.host import on_device, to_device
 from swa_compile.kv.invariants import check
 from swa_compile.kv.layer_spec import LayerSpec
 from swa_compile.kv.requests import Request
 from swa_compile.kv.slots import OutOfSlots, PageList
+from swa_compile.kv.windows import Windows
 
 
-class HybridKVPool(nn.Module):
+class HybridKVPool(KVCaches):
     """KV caches of a model that mixes full and sliding-window layers.
 
     Full layers keep every token in the full pool; sliding-window layers keep the last `window`
@@ -61,7 +62,6 @@ class HybridKVPool(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__()
         if not layers:
             raise ValueError("HybridKVPool wants at least one layer; got none")
         max_context = max_tokens if max_context is None else max_context
@@ -76,57 +76,43 @@ class HybridKVPool(nn.Module):
         for name, value in sizes.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"HybridKVPool: {name} is an int of at least 1; got {value!r}")
-        self.layers = tuple(layers)
-        self.page_size = page_size
-        self.max_requests = max_requests
-        self.max_context = max_context
-        windows = [spec.window for spec in self.layers if spec.window is not None]
-        self.window = max(windows, default=None)
-        self._swa_specs = {spec for spec in self.layers if spec.kind == "swa"}
-        self._chunks = [s.window for s in self._swa_specs if s.window is not None and s.chunked]
-        for chunk in self._chunks:
-            if chunk % page_size:
-                raise ValueError(
-                    f"HybridKVPool: chunks of {chunk} tokens are no whole number of pages of "
-                    f"{page_size}"
-                )
-
+        windows = Windows(layers, page_size)
         full_pages = -(-max_tokens // page_size)
         if (full_pages + 1) * page_size > 2**31:
             raise ValueError(
                 f"HybridKVPool: req_to_token is int32 and cannot name the slots of {max_tokens} "
                 f"tokens in pages of {page_size}"
             )
+        swa_pages = 0
+        if windows.largest is not None and swa_tokens is not None:
+            swa_pages = -(-swa_tokens // page_size)
+        elif windows.largest is not None:
+            each = windows.pages_bound(max(windows.largest, max_extend))
+            swa_pages = min(full_pages, max_requests * each)
+        super().__init__(
+            layers,
+            full_tokens=full_pages * page_size,
+            swa_tokens=swa_pages * page_size,
+            page_size=page_size,
+            dtype=dtype,
+            device=device,
+        )
+        self.max_requests = max_requests
+        self.max_context = max_context
+        self.window = windows.largest
+        self._windows = windows
         self._full = PageList("full", full_pages)
-        self._swa = PageList("SWA", self._swa_page_count(swa_tokens, max_extend))
+        self._swa = PageList("SWA", swa_pages)
         self._requests: dict[int, Request] = {}
         self._free_rows = list(range(max_requests - 1, -1, -1))
 
-        for i, spec in enumerate(self.layers):
-            rows = self._rows(spec)
-            for name, dim in (("k", spec.k_dim), ("v", spec.v_dim)):
-                assert dim is not None
-                if name == "v" and spec.shared:
-                    continue
-                cache = torch.zeros(rows, spec.kv_heads, dim, dtype=dtype, device=device)
-                self.register_buffer(f"{name}_cache_{i}", cache, persistent=False)
         mapping = torch.zeros(self.full_tokens + page_size + 1, dtype=torch.int64, device=device)
         mapping[-1] = -1
         self.register_buffer("full_to_swa_index_mapping", mapping, persistent=False)
         table = torch.zeros(max_requests, max_context, dtype=torch.int32, device=device)
         self.register_buffer("req_to_token", table, persistent=False)
 
-    # ---- sizes, in tokens -------------------------------------------------------------------
-
-    @property
-    def full_tokens(self) -> int:
-        """Capacity of the full pool, the sink not counted."""
-        return self._full.pages * self.page_size
-
-    @property
-    def swa_tokens(self) -> int:
-        """Capacity of the SWA pool, the sink not counted; 0 where no layer slides."""
-        return self._swa.pages * self.page_size
+    # ---- room, in tokens --------------------------------------------------------------------
 
     @property
     def full_free(self) -> int:
@@ -139,18 +125,12 @@ class HybridKVPool(nn.Module):
         return self._swa.free * self.page_size
 
     def swa_pages_bound(self, extend: int) -> int:
-        """Most SWA pages that a request can hold while it is extended by `extend` tokens.
-
-        Evicted first, it keeps what the next query sees, `window - 1` tokens, which with the new
-        ones may begin and end inside a page.
-        """
-        if self.window is None:
-            return 0
-        return -(-(self.window - 1 + extend) // self.page_size) + 1
+        """Most SWA pages that a request can hold while it is extended by `extend` tokens."""
+        return self._windows.pages_bound(extend)
 
     def first_seen(self, position: int) -> int:
         """The first position whose SWA slot a query at `position` reads in some layer."""
-        return min((spec.first_seen(position) for spec in self._swa_specs), default=position)
+        return self._windows.first_seen(position)
 
     def piece_bound(self, request: int) -> int | None:
         """Most tokens by which `request` can be extended in one batch, by its chunked layers.
@@ -161,83 +141,7 @@ class HybridKVPool(nn.Module):
         Raises:
             KeyError: there is no such request.
         """
-        length = self._request(request).length
-        return min((chunk - length % chunk for chunk in self._chunks), default=None)
-
-    def nbytes(self) -> dict[str, int]:
-        """Bytes of the caches: {"full": ..., "swa": ...}, and "compressed" where there are any."""
-        total = {"full": 0, "swa": 0}
-        for spec in self.layers:
-            row = spec.row_bytes(self.k_cache(0).itemsize)
-            entries = self.entries(spec)
-            total[spec.kind] = total.get(spec.kind, 0) + (self._rows(spec) - entries) * row
-            if entries:
-                total["compressed"] = total.get("compressed", 0) + entries * row
-        return total
-
-    def full_only_nbytes(self) -> int:
-        """Bytes that the caches would take if every layer kept every token."""
-        rows = self.full_tokens + self.page_size
-        return self._token_bytes() * rows
-
-    def full_only_tokens(self) -> int:
-        """Tokens that a pool of the same bytes would hold if every layer kept every token."""
-        return max(0, sum(self.nbytes().values()) // self._token_bytes() - self.page_size)
-
-    def _token_bytes(self) -> int:
-        """Bytes of one token in all layers; a compressed entry is none of a token."""
-        itemsize = self.k_cache(0).itemsize
-        return sum(s.row_bytes(itemsize) for s in self.layers if s.kind != "compressed")
-
-    def _rows(self, spec: LayerSpec) -> int:
-        """Rows of the caches of a layer, those of the sink included."""
-        tokens = {"full": self.full_tokens, "swa": self.swa_tokens}.get(spec.kind)
-        return (0 if tokens is None else tokens + self.page_size) + self.entries(spec)
-
-    # ---- compressed entries -----------------------------------------------------------------
-
-    def tokens_per_entry(self, ratio: int) -> int:
-        """Full slots that share one entry slot: the entry of a token's group lies at its full
-        slot divided by this. It is `ratio` where pages are whole groups; where they are not,
-        entries have rows to spare, since the tokens of a group lie anywhere.
-        """
-        return gcd(ratio, self.page_size)
-
-    def entries(self, spec: LayerSpec) -> int:
-        """Rows of entries in the caches of a layer, those of the sink included: the last ones."""
-        if spec.ratio is None:
-            return 0
-        return (self.full_tokens + self.page_size) // self.tokens_per_entry(spec.ratio)
-
-    def first_entry(self, layer: int) -> int:
-        """The row in the caches of `layer` at which its entries begin, with the sink's."""
-        spec = self.layers[layer]
-        return self._rows(spec) - self.entries(spec)
-
-    # ---- caches -----------------------------------------------------------------------------
-
-    def k_cache(self, layer: int) -> Tensor:
-        """K of `layer`: `[tokens + page_size, kv_heads, k_dim]`.
-
-        Raises:
-            IndexError: there is no such layer.
-        """
-        return self._cache("k", layer)
-
-    def v_cache(self, layer: int) -> Tensor:
-        """V of `layer`: `[tokens + page_size, kv_heads, v_dim]`; K itself where they are shared.
-
-        Raises:
-            IndexError: there is no such layer.
-        """
-        k = self._cache("k", layer)
-        return k if self.layers[layer].shared else self._cache("v", layer)
-
-    def _cache(self, name: str, layer: int) -> Tensor:
-        if not 0 <= layer < len(self.layers):
-            raise IndexError(f"layer {layer} of a pool of {len(self.layers)} layers")
-        cache: Tensor = getattr(self, f"{name}_cache_{layer}")
-        return cache
+        return self._windows.room_in_chunks(self._request(request).length)
 
     # ---- the life of a request --------------------------------------------------------------
 
@@ -400,14 +304,6 @@ class HybridKVPool(nn.Module):
         check(self)
 
     # ---- bookkeeping ------------------------------------------------------------------------
-
-    def _swa_page_count(self, swa_tokens: int | None, max_extend: int) -> int:
-        if self.window is None:
-            return 0
-        if swa_tokens is not None:
-            return -(-swa_tokens // self.page_size)
-        pages = self.swa_pages_bound(max(self.window, max_extend))
-        return min(self._full.pages, self.max_requests * pages)
 
     def _request(self, request: int) -> Request:
         if request not in self._requests:
