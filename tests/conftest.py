@@ -1,10 +1,21 @@
-"""What tests of several folders use: captures on the CPU, and cuts that Inductor makes."""
+"""What tests of several folders use: on the CPU, what the passes and captures do on a GPU."""
 
+import importlib
 import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
+
+
+@pytest.fixture
+def gpu_form(monkeypatch):
+    """Have the passes give graphs on the CPU the form for GPUs: no look at ids, rows fused."""
+    for name in ("lower", "materialize"):
+        module = importlib.import_module(f"swa_compile.passes.{name}")
+        monkeypatch.setattr(module, "checked_on_the_host", lambda ids: False)
+    module = importlib.import_module("swa_compile.passes.fuse_rows")
+    monkeypatch.setattr(module, "worthwhile", lambda node: True)
 
 
 @pytest.fixture

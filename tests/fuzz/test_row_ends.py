@@ -5,7 +5,6 @@ what torch makes of the same forward without the passes. Every row program also 
 kernel, in the interpreter. A campaign is run as in `test_row_fuzz`.
 """
 
-import importlib
 import os
 import random
 
@@ -109,13 +108,8 @@ def arguments(seed, shapes, ids, n):
 
 
 @pytest.fixture
-def programs(monkeypatch):
-    """Takes the form for GPUs on the CPU; lists each row program that ran, with what it left."""
-    for name in ("lower", "materialize"):
-        module = importlib.import_module(f"swa_compile.passes.{name}")
-        monkeypatch.setattr(module, "checked_on_the_host", lambda ids: False)
-    fuse = importlib.import_module("swa_compile.passes.fuse_rows")
-    monkeypatch.setattr(fuse, "worthwhile", lambda node: True)
+def programs(gpu_form, monkeypatch):
+    """Each row program that ran, with what it left."""
     found, rule = [], row_program.run
 
     def watched(text, written, inputs, tokens):
@@ -172,8 +166,7 @@ def check(seed, programs):
         assert shared([*got, *mine]) == shared([*usual, *plain])
         kernels(programs)
     except Exception as error:
-        error.add_note(f"seed {seed}, n={n}, dynamic={dynamic}\n{text}")
-        raise
+        raise AssertionError(f"seed {seed}, n={n}, dynamic={dynamic}\n{text}") from error
     return sum(report.rows_fused for report in reports)
 
 

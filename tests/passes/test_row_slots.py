@@ -1,6 +1,5 @@
 """Ids that no other layer needs are read by the kernel of the store itself."""
 
-import importlib
 import os
 
 import pytest
@@ -14,13 +13,8 @@ LOC = torch.tensor([5, -1, 7, 23])
 
 
 @pytest.fixture
-def store(monkeypatch, tmp_path):
-    """Runs a forward in the form for GPUs; gives its caches, programs and text."""
-    for name in ("lower", "materialize"):
-        module = importlib.import_module(f"swa_compile.passes.{name}")
-        monkeypatch.setattr(module, "checked_on_the_host", lambda ids: False)
-    fuse = importlib.import_module("swa_compile.passes.fuse_rows")
-    monkeypatch.setattr(fuse, "worthwhile", lambda node: True)
+def store(gpu_form, tmp_path):
+    """store(forward) -> the text of its fused graph, and its caches."""
 
     def run(forward, loc=LOC, rows=(ROWS, ROWS), dynamic=False):
         torch._dynamo.reset()
@@ -37,7 +31,7 @@ def store(monkeypatch, tmp_path):
             call(x, loc, k, v)
         assert torch.equal(k[1:], want[0][1:]) and torch.equal(v[1:], want[1][1:])
         assert reports[-1].rows_fused >= 1
-        (stage,) = (max(tmp_path.rglob("graph-*")) / "").glob("*-fused.py")
+        (stage,) = max(tmp_path.rglob("graph-*")).glob("*-fused.py")
         return stage.read_text(), (k, v)
 
     return run
@@ -108,10 +102,8 @@ def test_an_id_that_no_row_has_is_an_error(store, bad):
     assert not k.any() and not v.any()
 
 
-def test_rows_of_no_fixed_width_stay_where_they_are(monkeypatch):
+def test_rows_of_no_fixed_width_stay_where_they_are(gpu_form):
     """Their kernel would have to be made anew for each width."""
-    fuse = importlib.import_module("swa_compile.passes.fuse_rows")
-    monkeypatch.setattr(fuse, "worthwhile", lambda node: True)
     args = torch.randn(4, 2, 8), torch.tensor([1, 2, 9, 3]), *torch.zeros(2, ROWS, 2, 8)
     want = [arg.clone() for arg in args]
     with torch.no_grad(), swa_compile.collect() as reports:
