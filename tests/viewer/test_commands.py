@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from urllib.parse import urljoin
@@ -51,7 +52,15 @@ def test_only_dumps_are_served_and_only_to_this_machines_names(get, model_dump):
     assert get("/", host="evil.example:80")[0] == 403
 
 
-def test_view_prints_an_address_that_answers_and_ends_on_interrupt(model_dump):
+@pytest.fixture
+def interrupts():
+    """Ctrl-C is heard, also by children: a shell has its background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_view_prints_an_address_that_answers_and_ends_on_interrupt(model_dump, interrupts):
     command = [sys.executable, "-m", "swa_compile", "view", str(model_dump), "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -61,14 +70,14 @@ def test_view_prints_an_address_that_answers_and_ends_on_interrupt(model_dump):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
             connection.request("GET", "/")
             assert connection.getresponse().status == 200
-            process.send_signal(2)
+            process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
         finally:
             process.kill()
 
 
 def test_a_browser_that_takes_the_terminal_until_one_leaves_it_is_answered(
-    model_dump, monkeypatch, capsys
+    model_dump, monkeypatch, capsys, interrupts
 ):
     """As w3m does: `webbrowser.open` comes back when the user quits."""
     answers = []
