@@ -12,6 +12,7 @@ take turns, and the median counts. Tokens are compared where the model is float3
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
@@ -255,6 +256,10 @@ def main() -> None:
             if args.mixed or prompts is even:
                 rows += measure(name, model, prompts, args.new, label, args.rounds, args.caches)
                 save(rows, args.json)
+        # Cycles keep a model alive; freed later, it would count as memory that the next one gave back.
+        del model
+        torch.compiler.reset()
+        gc.collect()
     print(f"\ntorch {torch.__version__}, swa-compile {__version__}, {args.device}\n")
     show(rows)
 
