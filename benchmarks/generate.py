@@ -256,7 +256,7 @@ def main() -> None:
             if args.mixed or prompts is even:
                 rows += measure(name, model, prompts, args.new, label, args.rounds, args.caches)
                 save(rows, args.json)
-        # Cycles keep a model alive; freed later, it would count as memory that the next one gave back.
+        # Cycles keep a model alive; freed later, it would count as given back by the next one.
         del model
         torch.compiler.reset()
         gc.collect()
