@@ -90,7 +90,7 @@ def _prepared(variant: Variant, setting: Setting, oracle: Oracle) -> tuple[Row, 
         entry["check"] = {
             "output": round(checked.output, 5),
             "rows": round(checked.rows, 5),
-            "tolerance": checked.tolerance,
+            "tolerance": round(checked.tolerance, 5),
         }
         if reports:
             entry["report"] = _told(reports)

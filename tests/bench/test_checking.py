@@ -1,5 +1,7 @@
 """A variant is compared with eager code, and what is wrong with it is found."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from swa_compile.bench.checking import Oracle, WrongVariant
 from swa_compile.bench.configs import CONFIGS, Shape
 from swa_compile.bench.inputs import Setting
 from swa_compile.bench.model import aten, by_hand, natural, store_aten
+from swa_compile.bench.rounding import in_float32
 from swa_compile.bench.variants import VARIANTS
 from swa_compile.ops import store_kv
 
@@ -131,6 +134,98 @@ def test_a_wrong_table_shows_at_the_longest_window(setting):
         oracle = Oracle(wide)
         with pytest.raises(WrongVariant):
             oracle.check(step_of(wide, wrong_table))
+
+
+DEEP = replace(
+    SMALL,
+    layers=("swa", "swa", "full") * 8,
+    mlp="geglu",
+    post_norms=True,
+    sinks=True,
+    dtype=torch.bfloat16,
+)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    with torch.no_grad():
+        return Setting.make(DEEP, Shape.of(DEEP, 8), torch.device("cpu"))
+
+
+def test_a_bfloat16_model_in_float32_is_the_float32_model(deep):
+    with torch.no_grad():
+        exact = Setting.make(
+            replace(DEEP, dtype=torch.float32), Shape.of(DEEP, 8), torch.device("cpu")
+        )
+        exact.decoder.load_state_dict(deep.decoder.state_dict())
+        before = [cache.clone() for cache in deep.decoder.caches(2)]
+        deep.load(1)
+        output, rows = in_float32(deep)
+        exact.load(1)
+        want = exact.decoder(deep.x.float(), exact.batch)
+        written = exact.written()
+        for i, pair in enumerate(rows):
+            for got, cache in zip(pair, exact.decoder.caches(i), strict=True):
+                torch.testing.assert_close(got, cache[written[DEEP.layers[i]]])
+    torch.testing.assert_close(output, want)
+    for cache, kept in zip(deep.decoder.caches(2), before, strict=True):
+        assert torch.equal(cache, kept)
+
+
+def test_the_tolerance_in_bfloat16_is_what_rounding_does_to_this_model(deep):
+    """A fixed one was too narrow for 48 layers, and wider than need be for few."""
+    with torch.no_grad():
+        shallow = Setting.make(
+            replace(DEEP, layers=DEEP.layers[:3]), Shape.of(DEEP, 8), torch.device("cpu")
+        )
+        few, many = Oracle(shallow), Oracle(deep)
+    assert 2**-8 < few.rounding < many.rounding < 0.2
+    assert few.tolerance == 2 * few.rounding and many.tolerance == 2 * many.rounding
+
+
+def test_a_deep_model_rounded_at_other_places_is_right(deep):
+    with torch.no_grad():
+        oracle = Oracle(deep)
+
+        def step():
+            output, rows = in_float32(deep)
+            for i, pair in enumerate(rows):
+                loc = deep.written()[DEEP.layers[i]]
+                for cache, row in zip(deep.decoder.caches(i), pair, strict=True):
+                    cache[loc] = row.to(cache.dtype)
+            return output
+
+        assert 0 < oracle.check(step).output <= oracle.rounding
+
+
+@pytest.mark.parametrize(
+    ("way", "store"),
+    [
+        (wrong_table, store_kv),
+        (shifted_table, store_kv),
+        (wrong_rows, store_kv),
+        (other_rows, store_kv),
+        (natural, stores_nothing),
+        (natural, swaps_k_and_v),
+        (natural, writes_one_row_more),
+    ],
+)
+def test_a_wrong_variant_of_a_deep_model_is_found(deep, way, store):
+    with torch.no_grad():
+        oracle = Oracle(deep)
+        with pytest.raises(WrongVariant):
+            oracle.check(step_of(deep, way, store))
+
+
+def test_a_model_that_rounding_takes_apart_is_refused():
+    """Its tolerance would let a stale row pass."""
+    steep = replace(DEEP, layers=DEEP.layers[:3])
+    with torch.no_grad():
+        setting = Setting.make(steep, Shape.of(steep, 8), torch.device("cpu"))
+        for layer in setting.decoder.layers:
+            layer.heads.q_norm.weight.mul_(1000)  # attention by the largest score: any key, rounded
+        with pytest.raises(ValueError, match="a wrong row would go unseen"):
+            Oracle(setting)
 
 
 def test_every_variant_is_one_of_the_ways_that_are_compared():
