@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from swa_compile.blas_workspace import Pool, holds_workspace, stream_to_record_on
 from swa_compile.inductor import borrowed, end_failed_capture, profiler_is_on
 
 T = TypeVar("T")
@@ -65,14 +65,6 @@ def recorder_for(device: torch.device) -> Recorder | None:
     return CudaRecorder(device) if device.type == "cuda" else None
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """A private pool of the caching allocator. `keeper` is a graph in it: it keeps the id valid."""
-
-    id: Any
-    keeper: torch.cuda.CUDAGraph
-
-
 class CudaRecorder:
     """CUDA graphs in one memory pool, recorded on one side stream.
 
@@ -83,7 +75,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self._islands: dict[Hashable, _Pool] = {}
+        self._islands: dict[Hashable, Pool] = {}
 
     # Made at the first recording: a compilation, in which tensors may be fake, makes the recorder.
 
@@ -91,10 +83,10 @@ class CudaRecorder:
     def _side(self) -> torch.cuda.Stream:
         # The allocator hands a block to the stream that it was made for, so that pieces share
         # memory only when they are recorded on the same one.
-        return torch.cuda.Stream(self.device)
+        return stream_to_record_on(self.device)
 
     @cached_property
-    def _graphs(self) -> _Pool:
+    def _graphs(self) -> Pool:
         return self._pool()
 
     def busy(self) -> bool:
@@ -105,7 +97,10 @@ class CudaRecorder:
 
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
-        return graph.replay, self._capture(graph, self._graphs.id, run)
+        pool = self._graphs.id
+        if not holds_workspace(self._side):
+            self._side = stream_to_record_on(self.device)  # somebody else's, since the last time
+        return graph.replay, self._capture(graph, pool, run)
 
     def borrow(self, tensor: Tensor) -> Tensor:
         return borrowed(tensor)
@@ -132,10 +127,10 @@ class CudaRecorder:
     def profiled(self) -> bool:
         return profiler_is_on()
 
-    def _pool(self) -> _Pool:
+    def _pool(self) -> Pool:
         handle, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
         self._capture(keeper, handle, self._launch_something)
-        return _Pool(handle, keeper)
+        return Pool(handle, keeper)
 
     def _launch_something(self) -> None:
         torch.zeros(1, device=self.device)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from swa_compile.bucket import Inputs, Sizes
 from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, uncaptured, watching
+from swa_compile.held import Held
 from swa_compile.kv import ForwardBatch
 from swa_compile.padding import Arguments, Form, StaticInputs
 from swa_compile.recording import Recorder, recorder_for
@@ -230,7 +231,7 @@ class BucketRunner:
             if not graphs and self._capture and not self._graphs:
                 recorder = recorder_for(static.device)
                 if recorder is not None:
-                    self._own = _OwnCapture(self._call, self._fn, recorder)
+                    self._own = _OwnCapture(self._call, self._fn, arguments, recorder)
         self._graphs += [graph for graph in graphs if graph not in self._graphs]
         total = sum(graph.nbytes() for graph in self._graphs)
         use.graph_bytes += total - self._graph_bytes
@@ -255,26 +256,32 @@ class BucketRunner:
 class _OwnCapture:
     """`fn` captured as a whole, for functions that do not capture themselves."""
 
-    def __init__(self, call: Callable[..., Any], fn: Any, recorder: Recorder) -> None:
+    def __init__(
+        self, call: Callable[..., Any], fn: Any, arguments: Arguments, recorder: Recorder
+    ) -> None:
         self._call = call
         owner = getattr(fn, "__self__", fn)
-        self._module = owner if isinstance(owner, nn.Module) else None
+        # They are read behind the back of the arguments, and may be replaced.
+        self._held = Held(owner) if isinstance(owner, nn.Module) else None
         self._specs: dict[tuple[int, int | None], Any] = {}
         self._arguments: Any = None
-        self._count = 0
+        self._count = len(pytree.tree_leaves(arguments))
         self._key: tuple[int, int | None] = (0, None)
-        # Which tensors `fn` writes is not known, so that none is read from a copy.
-        self.graph = CapturedGraph(self._flat, recorder, inputs=Inputs(bound=True), mode="full")
+        first = self._count + 1
+        count = len(self._held.tensors()) if self._held is not None else 0
+        # Which tensors `fn` writes is not known, so that none is read from a copy. The version
+        # stands for the layouts of those that are held.
+        inputs = Inputs(static=frozenset(range(first, first + count)), bound=True)
+        self.graph = CapturedGraph(self._flat, recorder, inputs=inputs, mode="full")
 
     def __call__(self, arguments: Arguments, use: BucketUse) -> Any:
         values, self._arguments = pytree.tree_flatten(arguments)
-        # They are read behind the back of the arguments, and may be replaced.
-        held: list[Tensor] = []
-        if self._module is not None:
-            held = [*self._module.parameters(), *self._module.buffers()]
-        self._count, self._key = len(values), (use.tokens, use.requests)
+        self._key = (use.tokens, use.requests)
         self.graph.sizes = Sizes(use.tokens, use.tokens == use.requests)
-        out = self.graph([*values, *held])
+        if self._held is not None:
+            held = self._held.tensors()
+            values += [self._held.version, *held]
+        out = self.graph(values)
         return pytree.tree_unflatten(list(out), self._specs[self._key])
 
     def _flat(self, values: list[Any]) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from swa_compile.blas_workspace import stream_to_record_on
+
 T = TypeVar("T")
 
 
@@ -15,7 +17,8 @@ def captured(step: Callable[[], T]) -> Callable[[], T]:
 
     Three calls on a side stream come first, as the capture wants them.
     """
-    stream = torch.cuda.Stream()
+    device = torch.device("cuda", torch.cuda.current_device())
+    stream = stream_to_record_on(device)  # other variants make torch take back workspaces
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -23,7 +26,7 @@ def captured(step: Callable[[], T]) -> Callable[[], T]:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         out = step()
 
     def replay() -> T:

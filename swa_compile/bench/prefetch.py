@@ -96,8 +96,8 @@ def _compiles(variant: Variant, device: torch.device) -> bool:
         require_available(variant, device)
     except NotHere:
         return False
-    # "swa-full" captures the code of "swa".
-    return variant.backend is not None and variant.name != "swa-full"
+    # These two capture the code of "swa".
+    return variant.backend is not None and variant.name not in ("swa-runner", "swa-full")
 
 
 def _compile_alone(variant: Variant) -> Callable[..., Any]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swa_compile.bench.graphs import captured
 from swa_compile.bench.inputs import Setting
 from swa_compile.bench.model import aten, by_hand, natural, store_aten
 from swa_compile.kv import ForwardBatch
 from swa_compile.ops import store_kv
+from swa_compile.runner import BucketRunner
 
 Step = Callable[[], Tensor]
 
@@ -30,6 +31,7 @@ class Variant:
         backend: of `torch.compile`; None for eager code.
         options: of that backend.
         capture: captured by us as one CUDA graph; otherwise the compiled callable sees to it.
+        runner: called through a `BucketRunner` of one bucket, which captures.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Variant:
     backend: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     capture: bool = True
+    runner: bool = False
 
     def forward(self, setting: Setting) -> Callable[[Tensor, ForwardBatch], Tensor]:
         """The step as a user would write it, not compiled."""
@@ -103,6 +106,15 @@ VARIANTS: dict[str, Variant] = {
             options={"cudagraphs": "off"},
         ),
         Variant(
+            "swa-runner",
+            "ours",
+            "the same in a BucketRunner, which copies inputs to where it captured them",
+            backend="swa",
+            options={"cudagraphs": "off"},
+            capture=False,
+            runner=True,
+        ),
+        Variant(
             "swa-full",
             "ours",
             'backend="swa", cudagraphs="full"',
@@ -164,6 +176,12 @@ def require_available(variant: Variant, device: torch.device) -> None:
 
 def compiled(variant: Variant, setting: Setting) -> Step:
     """The step behind `torch.compile`, not yet called; eager code where the variant is that."""
+    forward = _compiled(variant, setting)
+    x, batch = setting.x, setting.batch
+    return lambda: forward(x, batch)
+
+
+def _compiled(variant: Variant, setting: Setting) -> Callable[[Tensor, ForwardBatch], Tensor]:
     forward = variant.forward(setting)
     if variant.backend is not None:
         forward = torch.compile(
@@ -173,8 +191,31 @@ def compiled(variant: Variant, setting: Setting) -> Step:
             fullgraph=True,
             dynamic=False,
         )
-    x, batch = setting.x, setting.batch
-    return lambda: forward(x, batch)
+    return forward
+
+
+class _Model(nn.Module):
+    """Compiled code and the module whose weights and caches it reads, for a `BucketRunner`."""
+
+    def __init__(self, decoder: nn.Module, forward: Callable[[Tensor, ForwardBatch], Tensor]):
+        super().__init__()
+        self.decoder, self.compiled = decoder, forward
+
+    def forward(self, x: Tensor, **named: Tensor) -> Tensor:
+        return self.compiled(x, ForwardBatch(**named))
+
+
+def _in_a_runner(variant: Variant, setting: Setting) -> Step:
+    """The step as an engine calls it: batches of any size, here always of the bucket's."""
+    model = _Model(setting.decoder, _compiled(variant, setting))
+    runner = BucketRunner(model, [setting.shape.batch], dynamic=False, progress=False)
+    named = {f.name: getattr(setting.batch, f.name) for f in fields(setting.batch)}
+
+    def step() -> Tensor:
+        out: Tensor = runner(x=setting.x, **named)
+        return out
+
+    return step
 
 
 def prepare(variant: Variant, setting: Setting) -> Step:
@@ -185,7 +226,7 @@ def prepare(variant: Variant, setting: Setting) -> Step:
     """
     device = setting.x.device
     require_available(variant, device)
-    step = compiled(variant, setting)
+    step = _in_a_runner(variant, setting) if variant.runner else compiled(variant, setting)
     step()
     if device.type != "cuda":
         return step

@@ -231,4 +231,4 @@ def test_a_model_that_rounding_takes_apart_is_refused():
 def test_every_variant_is_one_of_the_ways_that_are_compared():
     assert {variant.way for variant in VARIANTS.values()} == {natural, aten, by_hand}
     letters = [variant.letter for variant in VARIANTS.values()]
-    assert letters == ["a", "b", "c", "d", "e", "f", "ours", "ours", "ours"]
+    assert letters == ["a", "b", "c", "d", "e", "f", "ours", "ours", "ours", "ours"]

@@ -153,6 +153,73 @@ def test_a_replaced_tensor_renews_the_recording(recorders, what):
     assert recorders[0].recordings == 2
 
 
+class Scaled(torch.nn.Module):
+    """The rows of k times the columns of a weight, behind a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = torch.nn.Identity()
+        self.weight = torch.nn.Parameter(torch.arange(4.0).reshape(2, 2), requires_grad=False)
+
+    def forward(self, k):
+        return self.act(k @ self.weight)
+
+
+def transpose(model):
+    model.weight.data = model.weight.data.t()  # at the same address
+
+
+def another_act(model):
+    model.act = torch.nn.Tanh()
+
+
+def deeper_act(model):
+    model.act = torch.nn.Sequential(model.act, torch.nn.Tanh())
+
+
+@pytest.mark.parametrize("change", [transpose, another_act, deeper_act])
+def test_a_changed_module_renews_the_recording(recorders, change):
+    model = Scaled()
+    runner = BucketRunner(model, [4])
+    k = torch.randn(3, 2)
+    assert torch.equal(runner(k=k), k @ model.weight)
+    change(model)
+    for _ in range(3):
+        assert torch.equal(runner(k=k), model.act(k @ model.weight))
+    assert recorders[0].recordings == 2
+
+
+def test_a_parameter_that_is_added_later_is_looked_after(recorders):
+    model = Scaled()
+    runner = BucketRunner(model, [4])
+    k = torch.randn(3, 2)
+    runner(k=k)
+    model.act = torch.nn.Linear(2, 2).requires_grad_(False)
+    for _ in range(3):
+        runner(k=k)
+    model.act.weight = torch.nn.Parameter(torch.ones(2, 2), requires_grad=False)
+    for _ in range(3):
+        assert torch.equal(runner(k=k), model.act(k @ model.weight))
+    assert recorders[0].recordings == 3
+
+
+def test_a_replay_does_not_walk_through_the_module(recorders, monkeypatch):
+    model = Scaled()
+    runner = BucketRunner(model, [4])
+    runner(k=torch.randn(3, 2))
+    walks = []
+    named_modules = torch.nn.Module.named_modules
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "named_modules",
+        lambda self, *args, **kwargs: (walks.append(self), named_modules(self, *args, **kwargs))[1],
+    )
+    for _ in range(3):
+        runner(k=torch.randn(3, 2))
+    assert not walks
+    assert list(model.modules()) and walks  # that is how it would be seen
+
+
 def test_outputs_kept_past_later_calls_stay(recorders):
     runner = BucketRunner(Store(), [4])
     kept = [call(runner, [i + 1, i + 2], seed=i) for i in range(5)]
