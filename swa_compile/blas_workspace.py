@@ -40,7 +40,8 @@ def holds_workspace(stream: torch.cuda.Stream) -> bool:
     """Whether the workspace of `stream` is in memory that stays for good, and is used for it alone.
 
     It is put there if the stream has none: the first one, or, after torch took that one back, the
-    same memory again. So recordings of before agree with those that follow.
+    same memory again. So recordings of before agree with those that follow. The workspace is that
+    of the calling thread's handle: record in the thread that asked.
     """
     pool = _workspaces(stream.device_index, stream.cuda_stream)
     with (
