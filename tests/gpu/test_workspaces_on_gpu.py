@@ -34,6 +34,16 @@ def fill_free_memory():
     return [torch.full((1 << 20,), 7.0, device=DEVICE) for _ in range(64)]
 
 
+def assert_replays_give(want, replays, others):
+    """Each replay writes `want` to its output, and nothing to memory that others were given."""
+    for replay, out in replays:
+        out.zero_()
+        replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, want)
+    assert all(bool((other == 7).all()) for other in others)
+
+
 def test_a_recording_outlives_the_graph_that_used_its_stream_first(product):
     """The stream's workspace lay in the pool of that graph."""
     first = CudaRecorder(DEVICE)
@@ -45,12 +55,7 @@ def test_a_recording_outlives_the_graph_that_used_its_stream_first(product):
     del first
     take_back_workspaces()
     others = fill_free_memory()
-    for _ in range(3):
-        out.zero_()
-        replay()
-        torch.cuda.synchronize()
-        assert torch.equal(out, want)
-    assert all(bool((other == 7).all()) for other in others)
+    assert_replays_give(want, [(replay, out)] * 3, others)
 
 
 def test_a_stream_with_a_workspace_of_somebody_else_is_not_recorded_on(product):
@@ -78,12 +83,7 @@ def test_a_workspace_that_was_taken_back_returns_to_its_place(product):
     others = fill_free_memory()
     after, (two,) = recorder.record(product)
     want = product()[0].clone()
-    for replay, out in ((before, one), (after, two), (before, one)):
-        out.zero_()
-        replay()
-        torch.cuda.synchronize()
-        assert torch.equal(out, want)
-    assert all(bool((other == 7).all()) for other in others)
+    assert_replays_give(want, [(before, one), (after, two), (before, one)], others)
 
 
 def test_steps_of_the_benchmark_outlive_those_of_the_row_before(product):
@@ -95,7 +95,4 @@ def test_steps_of_the_benchmark_outlive_those_of_the_row_before(product):
     want = product()[0].clone()
     take_back_workspaces()
     others = fill_free_memory()
-    (out,) = step()
-    torch.cuda.synchronize()
-    assert torch.equal(out, want)
-    assert all(bool((other == 7).all()) for other in others)
+    assert_replays_give(want, [(step, *step())], others)
