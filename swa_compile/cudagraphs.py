@@ -11,9 +11,9 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -46,6 +46,8 @@ class CapturedGraph:
         obstacle: why the code must not be recorded as a whole, with the place in the source.
         capture_sizes: token counts to record; empty for all.
         strict: raise instead of skipping.
+        captures: the record of the captured graph that `run` calls, which counts in it itself what
+            runs uncaptured; a record of its own where there is none.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class CapturedGraph:
         obstacle: tuple[str, str] | None = None,
         capture_sizes: Sequence[int] = (),
         strict: bool = False,
+        captures: Captures | None = None,
     ) -> None:
         self._run = run
         self._recorder = recorder
@@ -74,7 +77,8 @@ class CapturedGraph:
         self._stream: Hashable = None
         self._lock = threading.Lock()
         self._sizes = threading.local()
-        self.captures = Captures(mode, pieces=len(pieces))
+        self._counts = captures is None
+        self.captures = Captures(mode, pieces=len(pieces)) if captures is None else captures
 
     @property
     def sizes(self) -> Sizes:
@@ -94,7 +98,7 @@ class CapturedGraph:
             HoistError: with `strict`, where something is not captured.
         """
         if self._recorder.busy():
-            return self._run(values)  # the caller records all this into a graph of their own
+            return self._recorded_by_another(values)
         if not self._lock.acquire(blocking=False):
             raise CaptureUseError(
                 "captured code was called while another call of it was running: its graphs share "
@@ -109,13 +113,20 @@ class CapturedGraph:
         """Bytes of memory pools that all recordings together took."""
         return sum(self.captures.memory.values())
 
+    def _recorded_by_another(self, values: list[Any]) -> Sequence[Any]:
+        """Run on `values`, all of which the caller records into a graph of their own."""
+        why = self._against_whole(values)[0] if _recording_whole.get() else ""
+        if why:
+            raise CaptureError(why)
+        return self._run(values)
+
     def _call(self, values: list[Any]) -> Sequence[Any]:
         watched = _watched.get()
         if watched is not None and self not in watched:
             watched.append(self)
         bucket = None if _uncaptured.get() else self._bucket(values)
         if bucket is None or bucket.off:
-            self.captures.uncaptured += 1
+            self.captures.uncaptured += self._counts
             return self._run(values)
         self._check_stream()
         given = list(values)
@@ -168,7 +179,7 @@ class CapturedGraph:
         self.captures.note(bucket.label, bucket.recorded())
         if result is None:
             bucket.forget()
-            self.captures.uncaptured += 1
+            self.captures.uncaptured += self._counts
             return self._run(list(given))
         return result
 
@@ -177,7 +188,8 @@ class CapturedGraph:
         why, name, source = self._against_whole(given)
         if not why:
             try:
-                replay, outputs = self._recorder.record(lambda: self._run(list(passed)))
+                with _entered(_recording_whole, True):
+                    replay, outputs = self._recorder.record(lambda: self._run(list(passed)))
             except CaptureError as error:
                 why = f"the call cannot be captured as a whole ({error})"
             else:
@@ -308,30 +320,36 @@ class CapturedGraph:
             warnings.warn(str(skip), stacklevel=2)
 
 
+T = TypeVar("T")
+
+
+@contextmanager
+def _entered(variable: ContextVar[T], value: T) -> Iterator[T]:
+    """`variable` has `value` inside the block."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
 # The captured graphs that were called in this context, where somebody asks.
 _watched: ContextVar[list[CapturedGraph] | None] = ContextVar("swa_compile_watched", default=None)
 
 
-@contextmanager
-def watching() -> Iterator[list[CapturedGraph]]:
+def watching() -> AbstractContextManager[list[CapturedGraph]]:
     """The captured graphs that are called inside the block."""
-    graphs: list[CapturedGraph] = []
-    token = _watched.set(graphs)
-    try:
-        yield graphs
-    finally:
-        _watched.reset(token)
+    return _entered(_watched, [])  # type: ignore[arg-type]
 
 
 # Whether this context runs captured code without its graphs.
 _uncaptured: ContextVar[bool] = ContextVar("swa_compile_uncaptured", default=False)
 
 
-@contextmanager
-def uncaptured() -> Iterator[None]:
+def uncaptured() -> AbstractContextManager[bool]:
     """Captured code that is called inside the block records and repeats nothing."""
-    token = _uncaptured.set(True)
-    try:
-        yield
-    finally:
-        _uncaptured.reset(token)
+    return _entered(_uncaptured, True)
+
+
+# Whether a captured graph of ours records a call around others.
+_recording_whole: ContextVar[bool] = ContextVar("swa_compile_recording_whole", default=False)

@@ -145,7 +145,7 @@ class CudaRecorder:
                     result = run()
                 except BaseException as error:
                     self._abandon(graph, pool)
-                    if isinstance(error, Exception):
+                    if isinstance(error, Exception) and not isinstance(error, CaptureError):
                         raise CaptureError(_first_line(error)) from error
                     raise
                 try:

@@ -67,6 +67,10 @@ class BucketRunner:
             largest runs as it is, uncaptured and unpadded.
         live: names of inputs that are handed on as they are, neither copied nor padded.
         capture: False where `fn` captures itself in another way (`cudagraphs="inductor"`).
+        around: record decode batches (B = N) here even where the code of `fn` captures itself, and
+            around all of `fn`: a replay runs nothing of it then, no guards of Dynamo either, so
+            that only replaced tensors and submodules are noticed. Batches that cannot be recorded
+            so, and all others, are left to that code.
         dynamic: mark the sizes for `torch.compile`, so that one compilation serves all buckets
             (see `mark_sizes`); False for models that conclude something from a size.
         progress: show a bar while capturing; default: where the standard error is a terminal.
@@ -82,6 +86,7 @@ class BucketRunner:
         *,
         live: Sequence[str] = ("full_to_swa_index_mapping",),
         capture: bool = True,
+        around: bool = False,
         dynamic: bool = True,
         progress: bool | None = None,
     ) -> None:
@@ -97,6 +102,7 @@ class BucketRunner:
         self._fn = fn
         self._live = frozenset(live)
         self._capture = capture
+        self._around = around
         self._dynamic = dynamic
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._form: Form | None = None
@@ -223,20 +229,28 @@ class BucketRunner:
     def _invoke(self, static: StaticInputs, use: BucketUse, named: dict[str, Tensor]) -> Any:
         """`fn` on the static inputs, by whatever captures it."""
         arguments = static.arguments(named)
-        if self._own is not None:
-            result, graphs = self._own(arguments, use), [self._own.graph]
-        else:
-            with watching() as graphs:
+        around = self._around and use.tokens == use.requests
+        with watching() as graphs:
+            if self._own is not None and (around or not self._around):
+                result = self._own(arguments, use)
+            else:
                 result = self._call(arguments)
-            if not graphs and self._capture and not self._graphs:
-                recorder = recorder_for(static.device)
-                if recorder is not None:
-                    self._own = _OwnCapture(self._call, self._fn, arguments, recorder)
+        if self._own is None and (around if graphs else self._capture and not self._graphs):
+            self._own = self._own_capture(arguments, graphs, static.device)
         self._graphs += [graph for graph in graphs if graph not in self._graphs]
-        total = sum(graph.nbytes() for graph in self._graphs)
+        records = {id(graph.captures): graph for graph in self._graphs}
+        total = sum(graph.nbytes() for graph in records.values())
         use.graph_bytes += total - self._graph_bytes
         self._graph_bytes = total
         return result
+
+    def _own_capture(
+        self, arguments: Arguments, inside: Sequence[CapturedGraph], device: torch.device
+    ) -> _OwnCapture | None:
+        recorder = recorder_for(device)
+        if recorder is None:
+            return None
+        return _OwnCapture(self._call, self._fn, arguments, recorder, inside)
 
     def _call(self, arguments: Arguments) -> Any:
         args, kwargs = arguments
@@ -254,39 +268,56 @@ class BucketRunner:
 
 
 class _OwnCapture:
-    """`fn` captured as a whole, for functions that do not capture themselves."""
+    """`fn` captured as a whole: it does not capture itself, or has `inside` what it captures."""
 
     def __init__(
-        self, call: Callable[..., Any], fn: Any, arguments: Arguments, recorder: Recorder
+        self,
+        call: Callable[..., Any],
+        fn: Any,
+        arguments: Arguments,
+        recorder: Recorder,
+        inside: Sequence[CapturedGraph],
     ) -> None:
         self._call = call
+        self._warm: set[tuple[int, int | None, int]] = set()
         owner = getattr(fn, "__self__", fn)
         # They are read behind the back of the arguments, and may be replaced.
         self._held = Held(owner) if isinstance(owner, nn.Module) else None
-        self._specs: dict[tuple[int, int | None], Any] = {}
+        self._specs: dict[tuple[int, int | None, int], Any] = {}
         self._arguments: Any = None
         self._count = len(pytree.tree_leaves(arguments))
-        self._key: tuple[int, int | None] = (0, None)
+        self._key: tuple[int, int | None, int] = (0, None, 0)
         first = self._count + 1
         count = len(self._held.tensors()) if self._held is not None else 0
         # Which tensors `fn` writes is not known, so that none is read from a copy. The version
         # stands for the layouts of those that are held.
         inputs = Inputs(static=frozenset(range(first, first + count)), bound=True)
-        self.graph = CapturedGraph(self._flat, recorder, inputs=inputs, mode="full")
+        captures = inside[0].captures if inside else None  # what reports show
+        self.graph = CapturedGraph(
+            self._flat, recorder, inputs=inputs, mode="full", captures=captures
+        )
 
     def __call__(self, arguments: Arguments, use: BucketUse) -> Any:
         values, self._arguments = pytree.tree_flatten(arguments)
-        self._key = (use.tokens, use.requests)
         self.graph.sizes = Sizes(use.tokens, use.tokens == use.requests)
+        version = 0
         if self._held is not None:
             held = self._held.tensors()
-            values += [self._held.version, *held]
+            version = self._held.version
+            values += [version, *held]
+        self._key = (use.tokens, use.requests, version)
         out = self.graph(values)
         return pytree.tree_unflatten(list(out), self._specs[self._key])
 
     def _flat(self, values: list[Any]) -> list[Any]:
         arguments = pytree.tree_unflatten(values[: self._count], self._arguments)
-        flat, self._specs[self._key] = pytree.tree_flatten(self._call(arguments))
+        if self._key in self._warm:
+            result = self._call(arguments)
+        else:
+            self._warm.add(self._key)
+            with uncaptured():  # what is inside would take this for its own first meeting
+                result = self._call(arguments)
+        flat, self._specs[self._key] = pytree.tree_flatten(result)
         return flat
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.attention import KEYWORD, PagedAttention
@@ -102,10 +102,11 @@ class Bridge:
             )
 
 
-class Forward:
+class Forward(nn.Module):
     """The forward of a bridged model over its pool: a batch to logits `[B, vocab]`.
 
-    The one place in which the model is called. What captures graphs goes around it.
+    The one place in which the model is called. What captures graphs goes around it; as a module it
+    tells what of model and pool a recording reads.
 
     Args:
         bridge: the model.
@@ -121,12 +122,13 @@ class Forward:
         backend: Any = "swa",
         options: dict[str, Any] | None = None,
     ) -> None:
-        self.bridge, self.pool = bridge, pool
+        super().__init__()
+        self.bridge, self.model, self.pool = bridge, bridge.model, pool
         self.compiled = compiles(backend)
         self._call = compile_apart(last_logits, backend, options)
 
     @torch.no_grad()
-    def __call__(self, batch: ForwardBatch) -> Tensor:
+    def forward(self, batch: ForwardBatch) -> Tensor:
         bridge = self.bridge
         bridge.check(batch)
         requests = len(batch.seq_lens)

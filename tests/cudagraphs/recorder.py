@@ -16,6 +16,8 @@ GARBAGE = 77
 
 
 class FakeRecorder:
+    running = False  # one of them records or repeats: what that calls is part of it
+
     def __init__(self, device=None, fail=None):
         self.device = torch.device("cpu")
         self.fail = fail  # called with the number of the recording; an exception fails it
@@ -27,7 +29,7 @@ class FakeRecorder:
         self.island_keys = []
 
     def busy(self):
-        return self.capturing
+        return self.capturing or FakeRecorder.running
 
     def stream(self):
         return self.current_stream
@@ -39,7 +41,7 @@ class FakeRecorder:
         try:
             if self.fail is not None:
                 self.fail(number)
-            out = run()
+            out = self._inside(run)
         except Exception as error:
             raise CaptureError(str(error)) from error
         finally:
@@ -57,11 +59,19 @@ class FakeRecorder:
 
         def replay():
             self.replays += 1
-            again = run()
+            again = self._inside(run)
             for i, tensor in fresh.items():
                 _memory(tensor).copy_(_memory(again[i]))
 
         return replay, out
+
+    @staticmethod
+    def _inside(run):
+        FakeRecorder.running = True
+        try:
+            return run()
+        finally:
+            FakeRecorder.running = False
 
     def borrow(self, tensor):
         return tensor
