@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from operator import is_, methodcaller
 from typing import Any
@@ -91,6 +92,24 @@ class Held:
         self._keys_of, self._values_of = _OF_DICTIONARIES if plain else _OF_OTHERS
         self._names = _each(self._keys_of, self._all)
         self._called = _each(self._values_of, self._code)
+
+
+def module_of(fn: Any) -> nn.Module | None:
+    """The module that `fn` is, is a method of, or binds; also behind `partial` and compiled."""
+    bound: list[Any] = []
+    while not isinstance(fn, nn.Module):
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, nn.Module):
+            fn = owner
+        elif isinstance(fn, partial):
+            bound += [*fn.args, *fn.keywords.values()]
+            fn = fn.func
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        else:
+            break
+    modules = [module for module in (fn, *bound) if isinstance(module, nn.Module)]
+    return nn.ModuleList(modules) if len(modules) > 1 else next(iter(modules), None)
 
 
 def _each(read: Callable[[Any], Any], held: list[Any]) -> list[Any]:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from swa_compile.bucket import Inputs, Sizes
 from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, uncaptured, watching
-from swa_compile.held import Held
+from swa_compile.held import Held, module_of
 from swa_compile.kv import ForwardBatch
 from swa_compile.padding import Arguments, Form, StaticInputs
 from swa_compile.recording import Recorder, recorder_for
@@ -62,7 +62,8 @@ class BucketRunner:
     Args:
         fn: called with a `ForwardBatch` or with keywords, as the runner is; returns tensors, in
             any nesting. What it reads beside its arguments has to stay where it is, except the
-            parameters and buffers of `fn`, if it is a module, which are looked after.
+            parameters and buffers of a module, which are looked after: of `fn`, of what it is a
+            method of, or of what a `partial` binds.
         capture_sizes: the buckets, in tokens, each at least 1. A batch with more tokens than the
             largest runs as it is, uncaptured and unpadded.
         live: names of inputs that are handed on as they are, neither copied nor padded.
@@ -280,9 +281,9 @@ class _OwnCapture:
     ) -> None:
         self._call = call
         self._warm: set[tuple[int, int | None, int]] = set()
-        owner = getattr(fn, "__self__", fn)
-        # They are read behind the back of the arguments, and may be replaced.
-        self._held = Held(owner) if isinstance(owner, nn.Module) else None
+        module = module_of(fn)
+        # Its tensors are read behind the back of the arguments, and may be replaced.
+        self._held = Held(module) if module is not None else None
         self._specs: dict[tuple[int, int | None, int], Any] = {}
         self._arguments: Any = None
         self._count = len(pytree.tree_leaves(arguments))

@@ -1,5 +1,6 @@
 """`BucketRunner` on the CPU: padding, trimming, refusals, and captures with a stand-in recorder."""
 
+import functools
 import threading
 
 import pytest
@@ -341,6 +342,52 @@ def test_the_tensors_behind_a_wrapper_are_looked_after(recorders):
     for _ in range(3):
         runner(k=torch.randn(3, 2))
     assert recorders[0].recordings == 3
+
+
+def call_of(model, k):
+    return model(k)
+
+
+WAYS = {
+    "method": lambda model: model.forward,
+    "partial": functools.partial,
+    "partial of a method": lambda model: functools.partial(model.forward),
+    "partial that binds it": lambda model: functools.partial(call_of, model),
+    "partial that binds it by name": lambda model: functools.partial(call_of, model=model),
+    "without gradients": lambda model: torch.no_grad()(model.forward),
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled method": lambda model: torch.compile(model.forward, backend="eager"),
+    "partial of a compiled method": lambda model: functools.partial(
+        torch.compile(model.forward, backend="eager")
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_module_is_looked_after_whichever_way_it_is_called(recorders, way):
+    model = Scaled()
+    runner = BucketRunner(way(model), [4], dynamic=False)
+    k = torch.randn(3, 2)
+    runner(k=k)
+    model.weight = torch.nn.Parameter(torch.ones(2, 2))
+    for _ in range(3):
+        assert torch.equal(runner(k=k), k @ model.weight)
+    assert recorders[0].recordings == 2
+
+
+def test_all_modules_that_a_partial_binds_are_looked_after(recorders):
+    def in_turn(first, second, k):
+        return second(first(k))
+
+    first, second = Scaled(), Scaled()
+    runner = BucketRunner(functools.partial(in_turn, first, second), [4])
+    k = torch.randn(3, 2)
+    runner(k=k)
+    for recordings, model in enumerate((first, second), 2):
+        model.weight = torch.nn.Parameter(torch.ones(2, 2))
+        for _ in range(3):
+            assert torch.equal(runner(k=k), k @ first.weight @ second.weight)
+        assert recorders[0].recordings == recordings
 
 
 def test_a_parameter_that_is_added_later_is_looked_after(recorders):
