@@ -284,7 +284,6 @@ class _OwnCapture:
         module = module_of(fn)
         # Its tensors are read behind the back of the arguments, and may be replaced.
         self._held = Held(module) if module is not None else None
-        self._specs: dict[tuple[int, int | None, int], Any] = {}
         self._arguments: Any = None
         self._count = len(pytree.tree_leaves(arguments))
         self._key: tuple[int, int | None, int] = (0, None, 0)
@@ -307,8 +306,8 @@ class _OwnCapture:
             version = self._held.version
             values += [version, *held]
         self._key = (use.tokens, use.requests, version)
-        out = self.graph(values)
-        return pytree.tree_unflatten(list(out), self._specs[self._key])
+        *flat, spec = self.graph(values)
+        return pytree.tree_unflatten(flat, spec)
 
     def _flat(self, values: list[Any]) -> list[Any]:
         arguments = pytree.tree_unflatten(values[: self._count], self._arguments)
@@ -318,8 +317,8 @@ class _OwnCapture:
             self._warm.add(self._key)
             with uncaptured():  # what is inside would take this for its own first meeting
                 result = self._call(arguments)
-        flat, self._specs[self._key] = pytree.tree_flatten(result)
-        return flat
+        flat, spec = pytree.tree_flatten(result)
+        return [*flat, spec]  # for other layouts of what is live it may be another
 
 
 def _stream(device: torch.device) -> Hashable:

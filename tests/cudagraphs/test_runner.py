@@ -404,6 +404,32 @@ def test_a_parameter_that_is_added_later_is_looked_after(recorders):
     assert recorders[0].recordings == 3
 
 
+class RunsNothing(FakeRecorder):
+    """A replay calls no Python, as that of a CUDA graph does not; nor does it compute."""
+
+    def record(self, run):
+        _, out = super().record(run)
+        return lambda: None, out
+
+
+def test_each_recording_keeps_the_nesting_of_its_outputs(monkeypatch):
+    """Two layouts of a live input, and one size of batches."""
+    recorder = RunsNothing()
+    monkeypatch.setattr(runner_module, "recorder_for", lambda device: recorder)
+
+    def nested(k, mask):
+        return {"twice": k * 2, "mask": mask + 1} if len(mask) == 2 else (k * 3, [])
+
+    runner = BucketRunner(nested, [4], live=("mask",))
+    two, three = torch.ones(2), torch.ones(3)
+    for _ in range(4):
+        tripled, empty = runner(k=torch.ones(3, 2), mask=three)
+        assert tripled.shape == (3, 2) and empty == []
+        out = runner(k=torch.ones(3, 2), mask=two)
+        assert out["twice"].shape == (3, 2) and out["mask"].shape == (2,)
+    assert recorder.recordings == 2
+
+
 def test_a_replay_does_not_walk_through_the_module(recorders, monkeypatch):
     model = Scaled()
     runner = BucketRunner(model, [4])
