@@ -305,6 +305,9 @@ class _OwnCapture:
             held = self._held.tensors()
             version = self._held.version
             values += [version, *held]
+            if version != self._key[2]:
+                self._warm.clear()
+                self.graph.forget()  # those of the module as it was are never repeated
         self._key = (use.tokens, use.requests, version)
         *flat, spec = self.graph(values)
         return pytree.tree_unflatten(flat, spec)

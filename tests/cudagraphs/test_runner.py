@@ -1,7 +1,9 @@
 """`BucketRunner` on the CPU: padding, trimming, refusals, and captures with a stand-in recorder."""
 
 import functools
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -402,6 +404,23 @@ def test_a_parameter_that_is_added_later_is_looked_after(recorders):
     for _ in range(3):
         assert torch.equal(runner(k=k), model.act(k @ model.weight))
     assert recorders[0].recordings == 3
+
+
+def test_recordings_of_a_module_as_it_was_are_dropped(recorders):
+    """Their memory would be held for good, and more with every change."""
+    model = Scaled()
+    runner = BucketRunner(model, [2, 4])
+    gone = []
+    for step in range(4):
+        model.act = torch.nn.Linear(2, 2)
+        gone.append(weakref.ref(model.act.weight))
+        for n in (1, 4):
+            k = torch.randn(n, 2)
+            for _ in range(3):
+                assert torch.equal(runner(k=k), model.act(k @ model.weight))
+        gc.collect()
+        assert [ref() is None for ref in gone] == [True] * step + [False]
+    assert recorders[0].recordings == 8
 
 
 class RunsNothing(FakeRecorder):
