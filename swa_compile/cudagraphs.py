@@ -113,6 +113,10 @@ class CapturedGraph:
         """Bytes of memory pools that all recordings together took."""
         return sum(self.captures.memory.values())
 
+    def forget(self) -> None:
+        """Drop all recordings; each set of sizes is met anew."""
+        self._buckets.clear()
+
     def _recorded_by_another(self, values: list[Any]) -> Sequence[Any]:
         """Run on `values`, all of which the caller records into a graph of their own."""
         why = self._against_whole(values)[0] if _recording_whole.get() else ""

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
-from swa_compile.bucket import Inputs, Sizes
 from swa_compile.cudagraphs import CapturedGraph, CaptureUseError, uncaptured, watching
-from swa_compile.held import Held
 from swa_compile.kv import ForwardBatch
 from swa_compile.padding import Arguments, Form, StaticInputs
-from swa_compile.recording import Recorder, recorder_for
+from swa_compile.recording import recorder_for
 from swa_compile.sizes import mark_sizes
+from swa_compile.whole_call import WholeCall
 
 _NO_CALL = object()
 
@@ -62,7 +60,8 @@ class BucketRunner:
     Args:
         fn: called with a `ForwardBatch` or with keywords, as the runner is; returns tensors, in
             any nesting. What it reads beside its arguments has to stay where it is, except the
-            parameters and buffers of `fn`, if it is a module, which are looked after.
+            parameters and buffers of a module, which are looked after: of `fn`, of what it is a
+            method of, or of what a `partial` binds.
         capture_sizes: the buckets, in tokens, each at least 1. A batch with more tokens than the
             largest runs as it is, uncaptured and unpadded.
         live: names of inputs that are handed on as they are, neither copied nor padded.
@@ -107,7 +106,7 @@ class BucketRunner:
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._form: Form | None = None
         self._buckets: dict[tuple[int, int | None], tuple[StaticInputs, BucketUse]] = {}
-        self._own: _OwnCapture | None = None
+        self._own: WholeCall | None = None
         self._graphs: list[CapturedGraph] = []
         self._graph_bytes = 0
         self._lock = threading.Lock()
@@ -232,7 +231,7 @@ class BucketRunner:
         around = self._around and use.tokens == use.requests
         with watching() as graphs:
             if self._own is not None and (around or not self._around):
-                result = self._own(arguments, use)
+                result = self._own(arguments, use.tokens, use.requests)
             else:
                 result = self._call(arguments)
         if self._own is None and (around if graphs else self._capture and not self._graphs):
@@ -246,11 +245,11 @@ class BucketRunner:
 
     def _own_capture(
         self, arguments: Arguments, inside: Sequence[CapturedGraph], device: torch.device
-    ) -> _OwnCapture | None:
+    ) -> WholeCall | None:
         recorder = recorder_for(device)
         if recorder is None:
             return None
-        return _OwnCapture(self._call, self._fn, arguments, recorder, inside)
+        return WholeCall(self._call, self._fn, arguments, recorder, inside)
 
     def _call(self, arguments: Arguments) -> Any:
         args, kwargs = arguments
@@ -265,60 +264,6 @@ class BucketRunner:
                 "a BucketRunner was called on another stream than before: its static inputs are "
                 "one memory, and nothing orders the two streams; make a runner for each"
             )
-
-
-class _OwnCapture:
-    """`fn` captured as a whole: it does not capture itself, or has `inside` what it captures."""
-
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        fn: Any,
-        arguments: Arguments,
-        recorder: Recorder,
-        inside: Sequence[CapturedGraph],
-    ) -> None:
-        self._call = call
-        self._warm: set[tuple[int, int | None, int]] = set()
-        owner = getattr(fn, "__self__", fn)
-        # They are read behind the back of the arguments, and may be replaced.
-        self._held = Held(owner) if isinstance(owner, nn.Module) else None
-        self._specs: dict[tuple[int, int | None, int], Any] = {}
-        self._arguments: Any = None
-        self._count = len(pytree.tree_leaves(arguments))
-        self._key: tuple[int, int | None, int] = (0, None, 0)
-        first = self._count + 1
-        count = len(self._held.tensors()) if self._held is not None else 0
-        # Which tensors `fn` writes is not known, so that none is read from a copy. The version
-        # stands for the layouts of those that are held.
-        inputs = Inputs(static=frozenset(range(first, first + count)), bound=True)
-        captures = inside[0].captures if inside else None  # what reports show
-        self.graph = CapturedGraph(
-            self._flat, recorder, inputs=inputs, mode="full", captures=captures
-        )
-
-    def __call__(self, arguments: Arguments, use: BucketUse) -> Any:
-        values, self._arguments = pytree.tree_flatten(arguments)
-        self.graph.sizes = Sizes(use.tokens, use.tokens == use.requests)
-        version = 0
-        if self._held is not None:
-            held = self._held.tensors()
-            version = self._held.version
-            values += [version, *held]
-        self._key = (use.tokens, use.requests, version)
-        out = self.graph(values)
-        return pytree.tree_unflatten(list(out), self._specs[self._key])
-
-    def _flat(self, values: list[Any]) -> list[Any]:
-        arguments = pytree.tree_unflatten(values[: self._count], self._arguments)
-        if self._key in self._warm:
-            result = self._call(arguments)
-        else:
-            self._warm.add(self._key)
-            with uncaptured():  # what is inside would take this for its own first meeting
-                result = self._call(arguments)
-        flat, self._specs[self._key] = pytree.tree_flatten(result)
-        return flat
 
 
 def _stream(device: torch.device) -> Hashable:

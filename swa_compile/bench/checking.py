@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -85,6 +85,11 @@ class Oracle:
         worst_output = worst_row = 0.0
         for seed, want in self._outcomes.items():
             got = self._run(step, seed)
+            if got.output.shape != want.output.shape:
+                raise WrongVariant(
+                    f"batch {seed}: the output has shape {tuple(got.output.shape)}, and not "
+                    f"{tuple(want.output.shape)}"
+                )
             error, at = _worst(got.output, want.output)
             if not error <= tolerance:
                 raise WrongVariant(
@@ -107,13 +112,18 @@ class Oracle:
         """`step` on the batch of `seed` and on untouched caches.
 
         Raises:
-            WrongVariant: it changed a row that it had no business with.
+            WrongVariant: it changed a row that it had no business with, or its inputs.
         """
         setting = self.setting
         setting.load(seed)
         self._restore()
-        output = step().float().clone()
+        loaded = {name: tensor.clone() for name, tensor in _inputs(setting).items()}
         written = setting.written()
+        output = step().float().clone()
+        for name, tensor in _inputs(setting).items():
+            # The next call, which is timed and not compared, would read something else.
+            if not torch.equal(tensor, loaded[name]):
+                raise WrongVariant(f"batch {seed}: the input {name} was written")
         rows = []
         for i, kind in enumerate(setting.decoder.kinds):
             caches = setting.decoder.caches(i)
@@ -146,6 +156,11 @@ class Oracle:
         for i, before in enumerate(self._before):
             for cache, values in zip(self.setting.decoder.caches(i), before, strict=True):
                 cache.copy_(values)
+
+
+def _inputs(setting: Setting) -> dict[str, Tensor]:
+    batch = {field.name: getattr(setting.batch, field.name) for field in fields(setting.batch)}
+    return {"x": setting.x, **batch}
 
 
 def _bits(cache: Tensor) -> Tensor:

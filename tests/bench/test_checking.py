@@ -125,6 +125,64 @@ def test_not_a_number_is_found(setting, oracle):
         oracle.check(step)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda out: out[0], lambda out: out[None], lambda out: out.expand(3, -1), lambda out: out[:0]],
+)
+def test_an_output_of_another_shape_is_found(change):
+    """One request's would be broadcast: all of its rows are the one that is wanted."""
+    with torch.no_grad():
+        single = Setting.make(SMALL, Shape.of(SMALL, 1), torch.device("cpu"))
+        oracle = Oracle(single)
+        with pytest.raises(WrongVariant, match=r"the output has shape \(.*, and not \(1, \d+\)"):
+            oracle.check(lambda: change(step_of(single)()))
+
+
+def writes_x(setting):
+    setting.x.add_(1)
+
+
+def translates_in_place(setting):
+    table = setting.batch.page_table
+    table.copy_(setting.batch.full_to_swa_index_mapping[table])
+
+
+def forgets_the_mapping(setting):
+    setting.batch.full_to_swa_index_mapping.zero_()
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (writes_x, "x"),
+        (translates_in_place, "page_table"),
+        (forgets_the_mapping, "full_to_swa_index_mapping"),
+    ],
+)
+def test_a_variant_that_writes_its_inputs_is_found(setting, oracle, write, name):
+    """Its first call is right; those that are timed would not be."""
+
+    def step():
+        out = step_of(setting)()
+        write(setting)
+        return out
+
+    with pytest.raises(WrongVariant, match=f"the input {name} was written"):
+        oracle.check(step)
+
+
+def test_a_variant_that_moves_its_rows_along_with_the_mapping_is_found(setting, oracle):
+    """Which rows are compared is not for the variant to say."""
+
+    def step():
+        mapping, loc = setting.batch.full_to_swa_index_mapping, setting.batch.out_cache_loc
+        mapping[loc] = mapping[loc.roll(1)].clone()
+        return step_of(setting)()
+
+    with pytest.raises(WrongVariant):
+        oracle.check(step)
+
+
 def test_a_wrong_table_shows_at_the_longest_window(setting):
     """With flat scores attention would average the window away."""
     config = CONFIGS["small"]

@@ -1,9 +1,13 @@
 """`BucketRunner` on the CPU: padding, trimming, refusals, and captures with a stand-in recorder."""
 
+import functools
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from swa_compile import runner as runner_module
 from swa_compile.cudagraphs import CaptureUseError
@@ -189,6 +193,205 @@ def test_a_changed_module_renews_the_recording(recorders, change):
     assert recorders[0].recordings == 2
 
 
+class Named(torch.nn.Module):
+    """Adds what is called b and multiplies with what is called a, of each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_parameter("a", torch.nn.Parameter(torch.tensor([2.0, 3.0])))
+        self.register_parameter("b", None)
+        self.more = torch.nn.ParameterDict({"a": torch.tensor([5.0, 7.0])})
+        self.acts = torch.nn.ModuleDict({"a": torch.nn.Tanh()})
+
+    def forward(self, k):
+        k = k * self.a if self.a is not None else k + self.b
+        k = k * self.more["a"] if "a" in self.more else k + self.more["b"]
+        return self.acts["a"](k) if "a" in self.acts else 1 + self.acts["b"](k)
+
+
+def into_a_free_place(model):
+    model.b, model.a = model.a, None
+
+
+def parameter_of_another_name(model):
+    model.more["b"] = model.more.pop("a")
+
+
+def submodule_of_another_name(model):
+    model.acts["b"] = model.acts.pop("a")
+
+
+@pytest.mark.parametrize(
+    "change", [into_a_free_place, parameter_of_another_name, submodule_of_another_name]
+)
+def test_the_same_tensors_and_submodules_at_other_names_renew_the_recording(recorders, change):
+    model = Named()
+    runner = BucketRunner(model, [4])
+    k = torch.randn(3, 2)
+    before = runner(k=k)
+    change(model)
+    for _ in range(3):
+        out = runner(k=k)
+        assert torch.equal(out, model(k)) and not torch.equal(out, before)
+    assert recorders[0].recordings == 2
+
+
+def hook_behind(act):
+    return act.register_forward_hook(lambda act, args, out: out + 1)
+
+
+def hook_ahead(act):
+    return act.register_forward_pre_hook(lambda act, args: args[0] + 1)
+
+
+@pytest.mark.parametrize("hook", [hook_behind, hook_ahead])
+def test_a_hook_that_comes_or_goes_renews_the_recording(recorders, hook):
+    model = Scaled()
+    runner = BucketRunner(model, [4])
+    k = torch.randn(3, 2)
+    runner(k=k)
+    handle = hook(model.act)
+    for _ in range(3):
+        assert torch.equal(runner(k=k), k @ model.weight + 1)
+    assert recorders[0].recordings == 2
+    handle.remove()
+    for _ in range(3):
+        assert torch.equal(runner(k=k), k @ model.weight)
+    assert recorders[0].recordings == 3
+
+
+class Equal(torch.nn.Module):
+    """Equal to all others of its class, as a dataclass may be."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, k):
+        return k * self.factor
+
+    def __eq__(self, other):
+        return isinstance(other, Equal)
+
+    def __hash__(self):
+        return 0
+
+
+def test_another_submodule_that_says_it_is_equal_renews_the_recording(recorders):
+    model = Scaled()
+    model.act = Equal(2)
+    runner = BucketRunner(model, [4])
+    k = torch.randn(3, 2)
+    runner(k=k)
+    model.act = Equal(3)
+    for _ in range(3):
+        assert torch.equal(runner(k=k), k @ model.weight * 3)
+    assert recorders[0].recordings == 2
+
+
+def test_the_conjugate_of_a_buffer_renews_the_recording(recorders):
+    """It lies at the same address."""
+    model = Scaled()
+    model.act = torch.nn.Identity()
+    model.act.register_buffer("turns", torch.tensor([1 + 2j, 3 - 1j]))
+    runner = BucketRunner(model, [4])
+    runner(k=torch.randn(3, 2))
+    model.act.turns = model.act.turns.conj()
+    for _ in range(3):
+        runner(k=torch.randn(3, 2))
+    assert recorders[0].recordings == 2
+
+
+def scripted():
+    return torch.jit.script(torch.nn.Linear(2, 2))
+
+
+def never_used():
+    act = torch.nn.Identity()
+    act.spare = torch.nn.LazyLinear(2)
+    return act
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("act", [scripted, never_used])
+def test_a_module_of_another_make_is_looked_after(recorders, act):
+    model = Scaled()
+    model.act = act()
+    runner = BucketRunner(model, [4])
+    k = torch.randn(3, 2)
+    runner(k=k)
+    model.weight = torch.nn.Parameter(torch.ones(2, 2))
+    held = next(model.act.parameters())
+    if not torch.nn.parameter.is_lazy(held):
+        held.data = torch.zeros(2, 2)
+    for _ in range(3):
+        assert torch.equal(runner(k=k), model.act(k @ model.weight))
+    assert recorders[0].recordings == 2
+
+
+def test_the_tensors_behind_a_wrapper_are_looked_after(recorders):
+    """It has no address of its own, as weights that are quantized or sharded have none."""
+    model = Scaled()
+    model.act = torch.nn.Identity()
+    model.act.register_buffer("pair", TwoTensor(torch.zeros(2), torch.ones(2)))
+    runner = BucketRunner(model, [4])
+    runner(k=torch.randn(3, 2))
+    model.act.pair = TwoTensor(torch.zeros(2), torch.ones(2))
+    for _ in range(3):
+        runner(k=torch.randn(3, 2))
+    assert recorders[0].recordings == 2
+    model.act.pair.b = torch.ones(2)
+    for _ in range(3):
+        runner(k=torch.randn(3, 2))
+    assert recorders[0].recordings == 3
+
+
+def call_of(model, k):
+    return model(k)
+
+
+WAYS = {
+    "method": lambda model: model.forward,
+    "partial": functools.partial,
+    "partial of a method": lambda model: functools.partial(model.forward),
+    "partial that binds it": lambda model: functools.partial(call_of, model),
+    "partial that binds it by name": lambda model: functools.partial(call_of, model=model),
+    "without gradients": lambda model: torch.no_grad()(model.forward),
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled method": lambda model: torch.compile(model.forward, backend="eager"),
+    "partial of a compiled method": lambda model: functools.partial(
+        torch.compile(model.forward, backend="eager")
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_module_is_looked_after_whichever_way_it_is_called(recorders, way):
+    model = Scaled()
+    runner = BucketRunner(way(model), [4], dynamic=False)
+    k = torch.randn(3, 2)
+    runner(k=k)
+    model.weight = torch.nn.Parameter(torch.ones(2, 2))
+    for _ in range(3):
+        assert torch.equal(runner(k=k), k @ model.weight)
+    assert recorders[0].recordings == 2
+
+
+def test_all_modules_that_a_partial_binds_are_looked_after(recorders):
+    def in_turn(first, second, k):
+        return second(first(k))
+
+    first, second = Scaled(), Scaled()
+    runner = BucketRunner(functools.partial(in_turn, first, second), [4])
+    k = torch.randn(3, 2)
+    runner(k=k)
+    for recordings, model in enumerate((first, second), 2):
+        model.weight = torch.nn.Parameter(torch.ones(2, 2))
+        for _ in range(3):
+            assert torch.equal(runner(k=k), k @ first.weight @ second.weight)
+        assert recorders[0].recordings == recordings
+
+
 def test_a_parameter_that_is_added_later_is_looked_after(recorders):
     model = Scaled()
     runner = BucketRunner(model, [4])
@@ -201,6 +404,49 @@ def test_a_parameter_that_is_added_later_is_looked_after(recorders):
     for _ in range(3):
         assert torch.equal(runner(k=k), model.act(k @ model.weight))
     assert recorders[0].recordings == 3
+
+
+def test_recordings_of_a_module_as_it_was_are_dropped(recorders):
+    """Their memory would be held for good, and more with every change."""
+    model = Scaled()
+    runner = BucketRunner(model, [2, 4])
+    gone = []
+    for step in range(4):
+        model.act = torch.nn.Linear(2, 2)
+        gone.append(weakref.ref(model.act.weight))
+        for n in (1, 4):
+            k = torch.randn(n, 2)
+            for _ in range(3):
+                assert torch.equal(runner(k=k), model.act(k @ model.weight))
+        gc.collect()
+        assert [ref() is None for ref in gone] == [True] * step + [False]
+    assert recorders[0].recordings == 8
+
+
+class RunsNothing(FakeRecorder):
+    """A replay calls no Python, as that of a CUDA graph does not; nor does it compute."""
+
+    def record(self, run):
+        _, out = super().record(run)
+        return lambda: None, out
+
+
+def test_each_recording_keeps_the_nesting_of_its_outputs(monkeypatch):
+    """Two layouts of a live input, and one size of batches."""
+    recorder = RunsNothing()
+    monkeypatch.setattr(runner_module, "recorder_for", lambda device: recorder)
+
+    def nested(k, mask):
+        return {"twice": k * 2, "mask": mask + 1} if len(mask) == 2 else (k * 3, [])
+
+    runner = BucketRunner(nested, [4], live=("mask",))
+    two, three = torch.ones(2), torch.ones(3)
+    for _ in range(4):
+        tripled, empty = runner(k=torch.ones(3, 2), mask=three)
+        assert tripled.shape == (3, 2) and empty == []
+        out = runner(k=torch.ones(3, 2), mask=two)
+        assert out["twice"].shape == (3, 2) and out["mask"].shape == (2,)
+    assert recorder.recordings == 2
 
 
 def test_a_replay_does_not_walk_through_the_module(recorders, monkeypatch):
