@@ -40,12 +40,14 @@ class Side:
         return {**arguments, **dict(self.model.named_buffers())}
 
 
-def disagreements(source, *, mode="piecewise", dynamic=False, steady=False, seed=0, calls=6):
+def disagreements(
+    source, *, mode="piecewise", dynamic=False, steady=False, seed=0, calls=6, backend="swa"
+):
     """Where compiled code differs from eager code, and the reports of what was compiled."""
     torch._dynamo.reset()
     eager, compiled = Side(source, steady), Side(source, steady)
-    options = {"cudagraphs": mode, "inductor": QUICK}
-    call = torch.compile(compiled.model, backend="swa", options=options, dynamic=dynamic)
+    options = {"cudagraphs": mode, "inductor": QUICK} if backend == "swa" else None
+    call = torch.compile(compiled.model, backend=backend, options=options, dynamic=dynamic)
     found, kept = [], []
     with torch.no_grad(), swa_compile.collect() as reports:
         for i in range(calls):
@@ -76,8 +78,17 @@ def alike(want, got):
 
 
 def agree(seed, **how):
+    """The reports; none where torch 2.13 cannot make its guards, without anything of ours either.
+
+    It says of a program with dynamic sizes that "sources must not be empty for symbol s37".
+    """
     source = Program(seed).source
-    found, reports = disagreements(source, seed=seed, **how)
+    try:
+        found, reports = disagreements(source, seed=seed, **how)
+    except AssertionError:
+        with pytest.raises(AssertionError, match="sources must not be empty"):
+            disagreements(source, seed=seed, backend="aot_eager", **how)
+        return []
     assert not found, source
     assert reports and sum(report.captures.replays for report in reports) >= 3
     return reports
@@ -99,5 +110,7 @@ def test_a_random_forward_over_static_inputs_is_the_eager_one(on_cpu):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("first", range(0, 12, 4))
 def test_random_forwards_are_the_eager_ones(on_cpu, first, dynamic, mode, steady):
-    for seed in range(first, first + 4):
-        agree(seed, mode=mode, dynamic=dynamic, steady=steady)
+    compared = [
+        agree(seed, mode=mode, dynamic=dynamic, steady=steady) for seed in range(first, first + 4)
+    ]
+    assert sum(map(bool, compared)) >= 3
