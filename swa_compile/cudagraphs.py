@@ -207,6 +207,7 @@ class CapturedGraph:
         bucket.full = False
         bucket.off = not self._pieces or self.captures.mode == "full"
         what = "runs uncaptured" if bucket.off else "is captured in pieces"
+        what = what if self._counts else "is left to the captures of the code inside"
         self._skip(Skip(f"{bucket.label} {what}: {why}", name, source, self.sizes.tokens))
         return None
 
