@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from swa_compile import capturing
+from swa_compile import runner as runner_module
 from swa_compile.hf import HybridGenerator
 from swa_compile.hf.bridge import Forward
 from swa_compile.hf.buckets import bucket_sizes
@@ -55,6 +57,25 @@ def test_a_prompt_is_not_captured_and_decode_is(on_cpu):
     captures = ours.reports[0].captures
     assert {label.split(" #")[0] for label in captures.memory} == {"2 tokens", "4 tokens"}
     assert captures.replays > 10
+
+
+@pytest.mark.slow
+@pytest.mark.inductor
+def test_a_decode_step_is_recorded_around_the_model_and_sees_new_weights(on_cpu, monkeypatch):
+    monkeypatch.setattr(runner_module, "recorder_for", capturing.recorder_for)  # the stand-in
+    model = families.build("mistral", num_hidden_layers=2)
+    ours = HybridGenerator(model, max_tokens=300, max_requests=4, capture_sizes=[2, 4], chunk=8)
+    assert ours.generate(PROMPTS, 12) == [hugging(model, prompt, 12) for prompt in PROMPTS]
+    *inside, around = on_cpu  # the last one was made when the code inside had run
+    assert around.recordings == 2 and around.replays > 10
+    assert sum(recorder.replays for recorder in inside) == 0
+    captures = ours.reports[0].captures
+    assert captures.full_replays == around.replays
+    weight = model.model.layers[1].mlp.down_proj
+    weight.weight = torch.nn.Parameter(weight.weight.flip(0) * 3)
+    assert ours.generate(PROMPTS, 12) == [hugging(model, prompt, 12) for prompt in PROMPTS]
+    assert around.recordings > 2
+    check(ours.pool)
 
 
 @pytest.mark.parametrize(
