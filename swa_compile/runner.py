@@ -68,8 +68,8 @@ class BucketRunner:
         capture: False where `fn` captures itself in another way (`cudagraphs="inductor"`).
         around: record decode batches (B = N) here even where the code of `fn` captures itself, and
             around all of `fn`: a replay runs nothing of it then, no guards of Dynamo either, so
-            that only replaced tensors and submodules are noticed. Batches that cannot be recorded
-            so, and all others, are left to that code.
+            that only replaced tensors, submodules and hooks are noticed. Batches that cannot be
+            recorded so, and all others, are left to that code.
         dynamic: mark the sizes for `torch.compile`, so that one compilation serves all buckets
             (see `mark_sizes`); False for models that conclude something from a size.
         progress: show a bar while capturing; default: where the standard error is a terminal.

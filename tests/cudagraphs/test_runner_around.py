@@ -66,7 +66,7 @@ def outer(monkeypatch):
 
 
 class Rows:
-    """What the caches should hold, kept beside them; ids are never below those of the mapping."""
+    """What the caches should hold, kept beside them; full slots are past the SWA pool's."""
 
     def __init__(self, pool):
         self.pool = pool
