@@ -13,7 +13,8 @@ from swa_compile.hf.compiling import LEAST, compiles
 from swa_compile.kv import ForwardBatch, HybridKVPool
 from swa_compile.runner import BucketRunner
 
-_CAPTURING = ("full", "piecewise", "auto")
+_WHOLE = ("full", "auto")  # where a decode step is one graph
+_CAPTURING = (*_WHOLE, "piecewise")
 
 
 def forward_in_buckets(
@@ -28,12 +29,14 @@ def forward_in_buckets(
     sizes = bucket_sizes(capture_sizes, backend, options, bridge.model.device, max_requests)
     if not sizes:
         return Forward(bridge, pool, backend, options)
+    around = backend == "swa" and (options or {}).get("cudagraphs", "auto") in _WHOLE
     if backend == "swa":
         # What is larger is never captured: the sizes of prompts come and go.
         options = {**(options or {}), "capture_sizes": list(sizes)}
     forward = Forward(bridge, pool, backend, options)
-    # `Forward` marks the sizes itself, and nothing is captured where no backend does.
-    return BucketRunner(forward, sizes, dynamic=False, capture=False)
+    # `Forward` marks the sizes itself, and nothing is captured where no backend does. Around it,
+    # as the guards of a transformers model take longer than many a step on a GPU.
+    return BucketRunner(forward, sizes, dynamic=False, capture=False, around=around)
 
 
 def bucket_sizes(

@@ -9,7 +9,6 @@ from swa_compile.hf import HybridGenerator
 from swa_compile.hf.bridge import Forward
 from swa_compile.hf.buckets import bucket_sizes
 from swa_compile.kv import check
-from swa_compile.runner import BucketRunner
 
 from . import families, runs
 
@@ -65,8 +64,7 @@ def test_a_prompt_is_not_captured_and_decode_is(on_cpu):
 def test_a_decode_step_is_recorded_around_the_model_and_sees_new_weights(on_cpu, monkeypatch):
     monkeypatch.setattr(runner_module, "recorder_for", capturing.recorder_for)  # the stand-in
     model = families.build("mistral", num_hidden_layers=2)
-    ours = HybridGenerator(model, max_tokens=300, max_requests=4, capture_sizes=(), chunk=8)
-    ours.forward = BucketRunner(ours.forward, [2, 4], dynamic=False, around=True, progress=False)
+    ours = HybridGenerator(model, max_tokens=300, max_requests=4, capture_sizes=[2, 4], chunk=8)
     assert ours.generate(PROMPTS, 12) == [hugging(model, prompt, 12) for prompt in PROMPTS]
     *inside, around = on_cpu  # the last one was made when the code inside had run
     assert around.recordings == 2 and around.replays > 10
