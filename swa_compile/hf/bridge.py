@@ -22,6 +22,7 @@ from swa_compile.hf.registration import register
 from swa_compile.hf.rope import RopeBatch
 from swa_compile.hf.self_check import compare_with_eager
 from swa_compile.kv import ForwardBatch, HybridKVPool, LayerSpec
+from swa_compile.kv.host import on_device
 
 
 class Bridge:
@@ -79,8 +80,8 @@ class Bridge:
         if not self.adaptation.ropes:
             return batch
         of_tokens = [n for n, (_, ids) in zip(lengths, pieces, strict=True) for _ in ids]
-        # By the pool: its copies to the device do not make the host wait.
-        return RopeBatch(**vars(batch), rope_lengths=pool._tensor(of_tokens, torch.int64))
+        rope_lengths = on_device(of_tokens, torch.int64, batch.positions.device)
+        return RopeBatch(**vars(batch), rope_lengths=rope_lengths)
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, pool: HybridKVPool) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,6 +13,17 @@ def on_device(values: Sequence[object], dtype: torch.dtype, device: torch.device
     """`values`, which may be nested, as a tensor on `device`."""
     # The caller's default device, if one is set, is not where the host's lists are.
     return to_device(torch.tensor(values, dtype=dtype, device="cpu"), device)
+
+
+def lists_on_device(
+    lists: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Each of `lists` as a tensor on `device`; all are views of one, which one copy brings there.
+
+    On a GPU a copy costs the host some 30 us, however small it is.
+    """
+    whole = on_device(list(chain.from_iterable(lists)), dtype, device)
+    return whole.split(list(map(len, lists)))
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:

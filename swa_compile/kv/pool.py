@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from operator import index
 
 import torch
@@ -11,10 +12,10 @@ from torch.nn import functional as F
 
 from swa_compile.kv.batch import ForwardBatch, refuse_to_shrink
 from swa_compile.kv.caches import KVCaches
-from swa_compile.kv.host import on_device, to_device
+from swa_compile.kv.host import lists_on_device, on_device
 from swa_compile.kv.invariants import check
 from swa_compile.kv.layer_spec import LayerSpec
-from swa_compile.kv.requests import Request
+from swa_compile.kv.requests import Request, Taken
 from swa_compile.kv.slots import OutOfSlots, PageList
 from swa_compile.kv.windows import Windows
 
@@ -170,7 +171,8 @@ class HybridKVPool(KVCaches):
                 such request.
         """
         # As an int: a NumPy integer would stay in the request's length and in what comes of it.
-        return self._extend({request: index(tokens)}, evict=False)[0]
+        taken = self._take({request: index(tokens)}, evict=False)
+        return self._write(taken)[0].clone()
 
     def evict(self, request: int) -> int:
         """Give back the SWA pages that no later query can see; how many tokens that freed.
@@ -178,8 +180,9 @@ class HybridKVPool(KVCaches):
         Raises:
             KeyError: there is no such request.
         """
-        pages = self._evict({request: self._request(request)})
-        return pages * self.page_size
+        pages = self._evict([self._request(request)])
+        self._map(pages, [0] * len(pages))
+        return len(pages) * self.page_size
 
     def truncate(self, lengths: Mapping[int, int]) -> None:
         """Take the last tokens of requests back, so that `lengths` of them are left, and free them.
@@ -210,7 +213,7 @@ class HybridKVPool(KVCaches):
         if not rows:
             return
         self._map(dropped, [0] * len(dropped))
-        where = (self._tensor(rows, torch.int64), self._tensor(places, torch.int64))
+        where = lists_on_device([rows, places], torch.int64, self._device)
         self.req_to_token.index_put_(where, self.req_to_token.new_zeros(()))
 
     def close(self, request: int) -> None:
@@ -266,22 +269,24 @@ class HybridKVPool(KVCaches):
                 )
         width = self._table_width(lengths.values(), width)
         # All that can fail comes before the pool changes. `torch.tensor` would truncate floats.
-        input_ids = self._tensor([index(i) for _, ids in items for i in ids], torch.int64)
+        input_ids = [index(i) for _, ids in items for i in ids]
+        _refuse_beyond_int64(input_ids)
         tokens, requests = len(input_ids), len(items)
         if pad_to is not None:
             to_tokens, to_requests = map(index, pad_to)
             refuse_to_shrink(tokens, requests, to_tokens, to_requests)
-        loc, positions = self._extend(counts, evict=True)
-        offsets = [0]
-        for n in counts.values():
-            offsets.append(offsets[-1] + n)
+        taken = self._take(counts, evict=True)
+        loc, positions, ids, rows = self._write(taken, input_ids, list(counts))
+        ends = list(accumulate(counts.values(), initial=0))
+        lens, offsets = lists_on_device([list(lengths.values()), ends], torch.int32, self._device)
+        # Copies: a view would tell by its offset of the sizes of all, which compiled code guards.
         batch = ForwardBatch(
-            input_ids=input_ids,
-            positions=positions,
-            out_cache_loc=loc,
-            page_table=self.page_table(list(counts), width),
-            seq_lens=self._tensor(list(lengths.values()), torch.int32),
-            cu_seqlens_q=self._tensor(offsets, torch.int32),
+            input_ids=ids.clone(),
+            positions=positions.clone(),
+            out_cache_loc=loc.clone(),
+            page_table=self._page_table(rows, width),
+            seq_lens=lens.clone(),
+            cu_seqlens_q=offsets.clone(),
             full_to_swa_index_mapping=self.full_to_swa_index_mapping,
         )
         return batch if pad_to is None else batch.pad(to_tokens, to_requests)
@@ -294,10 +299,7 @@ class HybridKVPool(KVCaches):
                 such request.
         """
         width = self._table_width([self.length(request) for request in requests], width)
-        # Read off on the device: as Python lists, long contexts take many milliseconds a step.
-        first = self.req_to_token[:, :: self.page_size][:, :width]
-        table = first.index_select(0, self._tensor(requests, torch.int64)) // self.page_size
-        return F.pad(table, (0, width - table.shape[1]))
+        return self._page_table(on_device(list(requests), torch.int64, self._device), width)
 
     def check(self) -> None:
         """Raise `PoolCorrupt` where an invariant is broken; reads the device, for debugging."""
@@ -320,40 +322,51 @@ class HybridKVPool(KVCaches):
             raise ValueError(f"a page table of width {width} cannot hold {needed} pages")
         return width
 
-    def _extend(self, counts: Mapping[int, int], *, evict: bool) -> tuple[Tensor, Tensor]:
-        """Full slots and positions of the new tokens, int64."""
+    def _page_table(self, requests: Tensor, width: int) -> Tensor:
+        # Read off on the device: as Python lists, long contexts take many milliseconds a step.
+        first = self.req_to_token[:, :: self.page_size][:, :width]
+        table = first.index_select(0, requests)
+        if self.page_size > 1:
+            table = table // self.page_size
+        missing = width - table.shape[1]
+        return F.pad(table, (0, missing)) if missing else table
+
+    def _take(self, counts: Mapping[int, int], *, evict: bool) -> Taken:
+        """Slots for so many new tokens of each request, on the host alone."""
         states = {request: self._request(request) for request in counts}
         self._refuse_what_does_not_fit(counts, states, evict=evict)
+        taken = Taken()
         if evict:
-            self._evict(states)
-        full_pages: list[int] = []
-        swa_pages: list[int] = []
-        rows: list[int] = []
-        places: list[int] = []
-        slots: list[int] = []
+            taken.full_pages += self._evict(states.values())
+            taken.swa_pages += [0] * len(taken.full_pages)
         for request, tokens in counts.items():
             state = states[request]
             more = state.pages_for(tokens, self.page_size)
             new = self._full.take(more)
             state.full_pages += new
-            full_pages += new
             if self.window is not None:
+                taken.full_pages += new
                 new = self._swa.take(more)
                 state.swa_pages += new
-                swa_pages += new
-            rows += [request] * tokens
-            places += range(state.length, state.length + tokens)
-            slots += state.slots(state.length, tokens, self.page_size)
+                taken.swa_pages += new
+            taken.rows += [request] * tokens
+            taken.places += range(state.length, state.length + tokens)
+            taken.slots += state.slots(state.length, tokens, self.page_size)
             state.length += tokens
-        if self.window is not None:
-            self._map(full_pages, swa_pages)
-        loc = self._tensor(slots, torch.int64)
-        positions = self._tensor(places, torch.int64)
-        # One launch, however many requests there are.
-        self.req_to_token.index_put_(
-            (self._tensor(rows, torch.int64), positions), loc.to(torch.int32)
-        )
-        return loc, positions
+        return taken
+
+    def _write(self, taken: Taken, *lists: Sequence[int]) -> tuple[Tensor, ...]:
+        """Full slots and positions of the new tokens, and `lists`: int64 views of one memory.
+
+        One copy and two launches, however many requests there are.
+        """
+        mapped = self._mapped(taken.full_pages, taken.swa_pages)
+        lists = (*mapped, taken.rows, taken.slots, taken.places, *lists)
+        where, values, rows, *rest = lists_on_device(lists, torch.int64, self._device)
+        self._put(where, values)
+        loc, positions = rest[:2]
+        self.req_to_token.index_put_((rows, positions), loc.to(torch.int32))
+        return tuple(rest)
 
     def _refuse_what_does_not_fit(
         self, counts: Mapping[int, int], states: Mapping[int, Request], *, evict: bool
@@ -393,30 +406,42 @@ class HybridKVPool(KVCaches):
                 f"position {seen}, which is evicted"
             )
 
-    def _evict(self, states: Mapping[int, Request]) -> int:
-        if self.window is None:
-            return 0
+    def _evict(self, states: Iterable[Request]) -> list[int]:
+        """Give back SWA pages that no query sees any more; the full pages that had them."""
         full_pages: list[int] = []
-        for state in states.values():
+        if self.window is None:
+            return full_pages
+        for state in states:
             count = state.evictable(self.first_seen(state.length), self.page_size)
             self._swa.give(state.swa_pages[:count])
             del state.swa_pages[:count]
             full_pages += state.full_pages[state.evicted : state.evicted + count]
             state.evicted += count
-        self._map(full_pages, [0] * len(full_pages))
-        return len(full_pages)
+        return full_pages
 
     def _map(self, full_pages: Sequence[int], swa_pages: Sequence[int]) -> None:
         """Point the slots of each full page at those of its SWA page; SWA page 0: at none."""
-        if not full_pages:
-            return
-        offsets = torch.arange(self.page_size, device="cpu")
-        full = torch.tensor(full_pages, device="cpu")[:, None] * self.page_size + offsets
-        page = torch.tensor(swa_pages, device="cpu")[:, None]
-        swa = torch.where(page == 0, 0, page * self.page_size + offsets)
-        device = self.full_to_swa_index_mapping.device
-        where, values = to_device(full.flatten(), device), to_device(swa.flatten(), device)
-        self.full_to_swa_index_mapping.index_put_((where,), values)
+        if full_pages:
+            mapped = self._mapped(full_pages, swa_pages)
+            self._put(*lists_on_device(mapped, torch.int64, self._device))
 
-    def _tensor(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
-        return on_device(values, dtype, self.full_to_swa_index_mapping.device)
+    def _mapped(self, full_pages: Sequence[int], swa_pages: Sequence[int]) -> tuple[list[int], ...]:
+        """Slots of the full pages, and the SWA slot of each."""
+        within = range(self.page_size)
+        full = [page * self.page_size + i for page in full_pages for i in within]
+        swa = [page and page * self.page_size + i for page in swa_pages for i in within]
+        return full, swa
+
+    def _put(self, where: Tensor, values: Tensor) -> None:
+        if len(where):
+            self.full_to_swa_index_mapping.index_put_((where,), values)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.full_to_swa_index_mapping.device
+
+
+def _refuse_beyond_int64(ids: Sequence[int]) -> None:
+    if ids and not -(2**63) <= min(ids) <= max(ids) < 2**63:
+        wrong = next(i for i in ids if not -(2**63) <= i < 2**63)
+        raise ValueError(f"token id {wrong} is not in int64")

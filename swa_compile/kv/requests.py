@@ -1,4 +1,4 @@
-"""What the pool knows of one request, on the host."""
+"""What the pool knows of requests, on the host."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ class Request:
         del self.full_pages[pages:], self.swa_pages[pages - self.evicted :]
         self.length = length
         return full, swa
+
+
+@dataclass
+class Taken:
+    """What the tables on the device are to say of new tokens, on the host.
+
+    Attributes:
+        full_pages: whose SWA page is another now.
+        swa_pages: that page of each; 0 for none.
+        rows, places, slots: request, position and full slot of each new token.
+    """
+
+    full_pages: list[int] = field(default_factory=list)
+    swa_pages: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)

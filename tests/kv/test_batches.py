@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from swa_compile.kv import ForwardBatch
+from swa_compile.kv import ForwardBatch, host
 
 FIELDS = [field.name for field in dataclasses.fields(ForwardBatch)]
 
@@ -151,3 +151,26 @@ def test_token_ids_may_be_lists_arrays_or_tensors(make_pool):
         batch = pool.batch({pool.open(): piece})
         assert batch.input_ids.tolist() == list(piece)
         pool.close(0)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_batch_is_two_copies_to_the_device_however_many_requests(make_pool, monkeypatch, page):
+    copies = []
+    to_device = host.to_device
+    monkeypatch.setattr(host, "to_device", lambda t, *a: copies.append(t.dtype) or to_device(t, *a))
+    pool = make_pool(4, page_size=page, max_requests=3, swa_tokens=48)
+    requests = [pool.open() for _ in range(3)]
+    pool.batch({request: [1] * 9 for request in requests})
+    copies.clear()
+    pool.batch({request: [1] * 5 for request in requests})  # slots are evicted and taken
+    assert copies == [torch.int64, torch.int32]
+
+
+def test_tensors_of_a_batch_share_no_memory(make_pool):
+    """Compiled code guards the offset of a view, here that of sizes which are none of its own."""
+    pool = make_pool(4)
+    batch = pool.batch({pool.open(): [1, 2, 3], pool.open(): [4]})
+    own = [getattr(batch, name) for name in FIELDS if name != "full_to_swa_index_mapping"]
+    assert [t.untyped_storage().nbytes() for t in own] == [t.nbytes for t in own]
+    pool_memory = {t.untyped_storage().data_ptr() for t in pool.buffers()}
+    assert not pool_memory & {t.untyped_storage().data_ptr() for t in own}
