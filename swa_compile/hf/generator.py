@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swa_compile.collecting import collect
+from swa_compile.hf.ahead import greedy_ahead
 from swa_compile.hf.bridge import Bridge
 from swa_compile.hf.buckets import forward_in_buckets
 from swa_compile.hf.progress import token_progress
@@ -18,16 +20,8 @@ from swa_compile.hf.room import Room, chunk_for
 from swa_compile.hf.sampling import Sampling
 from swa_compile.hf.scheduler import Scheduler
 from swa_compile.hf.scheduler import Sequence as Running
+from swa_compile.hf.tokens import Token, checked
 from swa_compile.passes import GraphReport
-
-
-@dataclass(frozen=True)
-class Token:
-    """One generated token: of which prompt, which id, and whether it is that prompt's last."""
-
-    prompt: int
-    id: int
-    last: bool
 
 
 class HybridGenerator:
@@ -52,6 +46,10 @@ class HybridGenerator:
         capture_sizes: token counts that batches are padded to and captured at, by a
             `BucketRunner`; larger ones run as they are. By default powers of 2 up to
             `max_requests` on a GPU where the backend captures, and none elsewhere; () for none.
+        overlap: prepare and begin each greedy forward before the tokens of the one before it are
+            known to the host, so that the device need not wait; a request that ends with a token
+            nobody could foresee takes part in one forward more, whose token is dropped. Default:
+            on a GPU. The tokens are the same.
 
     Attributes:
         reports: a `GraphReport` of every graph that was compiled.
@@ -80,6 +78,7 @@ class HybridGenerator:
         max_context: int | None = None,
         chunk: int | None = None,
         capture_sizes: Sequence[int] | None = None,
+        overlap: bool | None = None,
     ) -> None:
         self.bridge = Bridge(model)
         self.pool = self.bridge.make_pool(
@@ -97,6 +96,7 @@ class HybridGenerator:
         )
         # Of every batch, so that its shape does not change with the lengths of the requests.
         self.width = -(-self.pool.max_context // page_size)
+        self._overlap = model.device.type == "cuda" if overlap is None else overlap
         self._running = False
 
     def generate(
@@ -158,7 +158,10 @@ class HybridGenerator:
             raise ValueError(f"max_new_tokens is at least 1; got {max_new_tokens}")
         sampling = Sampling(temperature, top_p, seed)
         scheduler = self._scheduler(prompts, max_new_tokens)
-        return self._tokens(scheduler, sampling, self._eos() | set(stop))
+        ends = self._eos() | set(stop)
+        if self._overlap and temperature == 0:
+            return greedy_ahead(partial(self._steps, scheduler), scheduler, ends)
+        return self._tokens(scheduler, sampling, ends)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Logits `[B, vocab]` of the token after each prompt. Raises as `generate` does."""
@@ -178,6 +181,8 @@ class HybridGenerator:
     def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
         random: dict[int, torch.Generator] = {}
         for waiting, logits in self._steps(scheduler):
+            if not waiting:  # for more of their prompts, all of them
+                continue
             for sequence in waiting.values():
                 if sequence.index not in random:
                     random[sequence.index] = sampling.random(sequence.index)
@@ -189,13 +194,21 @@ class HybridGenerator:
                     scheduler.finish(sequence)
                 yield Token(sequence.index, tokens[row], last)
 
-    def _steps(self, scheduler: Scheduler) -> Iterator[tuple[dict[int, Running], Tensor]]:
-        """Forward after forward: by row of its logits `[B, vocab]`, who waits for a token."""
+    def _steps(
+        self, scheduler: Scheduler, fill: Callable[[Tensor], Tensor] | None = None
+    ) -> Iterator[tuple[dict[int, Running], Tensor]]:
+        """Forward after forward: by row of its logits `[B, vocab]`, who waits for a token.
+
+        Args:
+            fill: puts ids in place of place holders.
+        """
         with self._running_alone(scheduler):
             while pieces := scheduler.pieces():
                 rows = [(sequence.row, ids) for sequence, ids in pieces]
                 lengths = [sequence.length for sequence, _ in pieces]
                 batch = self.bridge.batch(self.pool, rows, lengths, width=self.width)  # type: ignore[arg-type]
+                if fill is not None:
+                    batch = replace(batch, input_ids=fill(batch.input_ids))
                 with self.collecting():
                     logits = self.forward(batch)
                 waiting = {}
@@ -203,8 +216,7 @@ class HybridGenerator:
                     sequence.sent += len(ids)
                     if sequence.waits_for_token:
                         waiting[row] = sequence
-                if waiting:
-                    yield waiting, logits
+                yield waiting, logits
 
     @contextmanager
     def _running_alone(self, scheduler: Scheduler) -> Iterator[None]:
@@ -231,7 +243,7 @@ class HybridGenerator:
         scheduler = self._empty_scheduler()
         vocab = self.bridge.model.get_input_embeddings().weight.shape[0]
         for index, prompt in enumerate(prompts):
-            ids = [_token_id(index, i, vocab) for i in prompt]
+            ids = [checked(index, i, vocab) for i in prompt]
             if not ids:
                 raise ValueError(f"prompt {index} is empty: there is nothing to continue")
             scheduler.add(Running(index, ids, limit))
@@ -246,12 +258,3 @@ class HybridGenerator:
         if eos is None:
             return set()
         return set(eos) if isinstance(eos, (list, tuple)) else {int(eos)}
-
-
-def _token_id(prompt: int, value: Any, vocab: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"prompt {prompt} holds {value!r}, which is no token id")
-    token = int(value.__index__())
-    if not 0 <= token < vocab:
-        raise ValueError(f"prompt {prompt} holds the id {token}; the vocabulary has {vocab}")
-    return token

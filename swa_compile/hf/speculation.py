@@ -12,12 +12,13 @@ from swa_compile.hf.acceptance import Acceptance
 from swa_compile.hf.bridge import Bridge
 from swa_compile.hf.drafting import Draft
 from swa_compile.hf.errors import UnsupportedModel, naming
-from swa_compile.hf.generator import HybridGenerator, Token
+from swa_compile.hf.generator import HybridGenerator
 from swa_compile.hf.refusals import refuse
 from swa_compile.hf.room import Room
 from swa_compile.hf.rounds import SpeculativeScheduler
 from swa_compile.hf.sampling import Sampling
 from swa_compile.hf.scheduler import Scheduler, Sequence
+from swa_compile.hf.tokens import Token
 from swa_compile.hf.verification import Verdict, Verification
 
 # Embeddings of one vocabulary are padded to sizes that differ by no more than this.
@@ -90,6 +91,7 @@ class SpeculativeGenerator(HybridGenerator):
             max_context=max_context,
             chunk=chunk,
             capture_sizes=(),  # of `prefill` alone
+            overlap=False,  # what is drafted depends on what was accepted
         )
         with _as_draft():
             self.draft = Draft(

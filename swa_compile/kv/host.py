@@ -1,4 +1,4 @@
-"""From the host's lists to tensors on the device, without waiting."""
+"""Between the host's lists and tensors on the device, without waiting."""
 
 from __future__ import annotations
 
@@ -32,3 +32,21 @@ def to_device(host: Tensor, device: torch.device) -> Tensor:
         return host.to(device)
     # From pinned memory the copy runs on the stream and the host does not wait for it.
     return host.pin_memory().to(device, non_blocking=True)
+
+
+class Arriving:
+    """A tensor on its way to the host, which waits for it no earlier than it reads it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._host, self._event = tensor, None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def tolist(self) -> list[int]:
+        if self._event is not None:
+            self._event.synchronize()
+        values: list[int] = self._host.tolist()
+        return values
