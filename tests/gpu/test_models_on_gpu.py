@@ -121,3 +121,25 @@ def test_decode_runs_in_buckets_that_are_captured_ahead():
     (report,) = ours.reports
     assert {"2 tokens", "4 tokens"} <= set(report.captures.recorded)
     assert sum(report.captures.full_replays for report in ours.reports) > 0
+
+
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_greedy_decoding_waits_for_nothing_but_tokens_that_the_device_is_past(mode):
+    """Requests stop unforeseen and others take their slots, while the next forward is queued."""
+    torch._dynamo.reset()
+    model = families.build("gemma3_text", head_dim=32).cuda()
+    sizes = {"max_tokens": 300, "max_requests": 2, "options": {"cudagraphs": mode}}
+    apart = HybridGenerator(model, **sizes, overlap=False)
+    free = apart.generate(PROMPTS, 24)
+    stop = {free[0][4], free[1][9], free[3][2]}
+    want = apart.generate(PROMPTS, 24, stop=stop)
+    assert sum(len(tokens) < 24 for tokens in want) >= 3
+    ours = HybridGenerator(model, **sizes)
+    assert ours.generate(PROMPTS, 24, stop=stop) == want  # and all is compiled and captured
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert ours.generate(PROMPTS, 24, stop=stop) == want
+        assert ours.generate(PROMPTS, 24) == free
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
