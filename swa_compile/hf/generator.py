@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swa_compile.collecting import collect
-from swa_compile.hf.ahead import greedy_ahead
+from swa_compile.hf.ahead import Ahead
 from swa_compile.hf.bridge import Bridge
 from swa_compile.hf.buckets import forward_in_buckets
 from swa_compile.hf.progress import token_progress
@@ -46,10 +45,10 @@ class HybridGenerator:
         capture_sizes: token counts that batches are padded to and captured at, by a
             `BucketRunner`; larger ones run as they are. By default powers of 2 up to
             `max_requests` on a GPU where the backend captures, and none elsewhere; () for none.
-        overlap: prepare and begin each greedy forward before the tokens of the one before it are
-            known to the host, so that the device need not wait; a request that ends with a token
-            nobody could foresee takes part in one forward more, whose token is dropped. Default:
-            on a GPU. The tokens are the same.
+        overlap: prepare and begin each forward before the tokens of the one before it are known to
+            the host, so that the device need not wait; a request that ends with a token nobody
+            could foresee takes part in one forward more, whose token is dropped. Default: on a
+            GPU. The tokens are the same.
 
     Attributes:
         reports: a `GraphReport` of every graph that was compiled.
@@ -158,10 +157,7 @@ class HybridGenerator:
             raise ValueError(f"max_new_tokens is at least 1; got {max_new_tokens}")
         sampling = Sampling(temperature, top_p, seed)
         scheduler = self._scheduler(prompts, max_new_tokens)
-        ends = self._eos() | set(stop)
-        if self._overlap and temperature == 0:
-            return greedy_ahead(partial(self._steps, scheduler), scheduler, ends)
-        return self._tokens(scheduler, sampling, ends)
+        return self._tokens(scheduler, sampling, self._eos() | set(stop))
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Logits `[B, vocab]` of the token after each prompt. Raises as `generate` does."""
@@ -179,20 +175,8 @@ class HybridGenerator:
     # ---- the loop ---------------------------------------------------------------------------
 
     def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
-        random: dict[int, torch.Generator] = {}
-        for waiting, logits in self._steps(scheduler):
-            if not waiting:  # for more of their prompts, all of them
-                continue
-            for sequence in waiting.values():
-                if sequence.index not in random:
-                    random[sequence.index] = sampling.random(sequence.index)
-            tokens = sampling.choose(logits, {row: random[s.index] for row, s in waiting.items()})
-            for row, sequence in waiting.items():
-                sequence.new.append(tokens[row])
-                last = tokens[row] in ends or len(sequence.new) == sequence.limit
-                if last:
-                    scheduler.finish(sequence)
-                yield Token(sequence.index, tokens[row], last)
+        ahead = Ahead(scheduler, sampling, ends, overlap=self._overlap)
+        yield from ahead.tokens(self._steps(scheduler, ahead.fill))
 
     def _steps(
         self, scheduler: Scheduler, fill: Callable[[Tensor], Tensor] | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+# Of a large vocabulary the sorted probabilities of more rows would take gigabytes.
+_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -34,27 +36,36 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is above 0 and at most 1; got {self.top_p!r}")
 
-    def random(self, request: int) -> torch.Generator:
-        """The random numbers of the `request`-th prompt."""
-        return torch.Generator().manual_seed((self.seed * 1_000_003 + request) % 2**63)
+    def choose(self, logits: Tensor, numbers: Tensor | None) -> Tensor:
+        """A token for each row of `logits` `[R, vocab]`, int64 `[R]`, on their device.
 
-    def choose(self, logits: Tensor, random: Mapping[int, torch.Generator]) -> dict[int, int]:
-        """A token for each row of logits `[B, vocab]` that `random` names, with its random numbers.
+        Args:
+            numbers: float64 `[R]` in [0, 1), one random number for each row; not asked for where
+                the choice is greedy.
 
-        The host waits for the device once, however many rows there are.
+        Returns:
+            -1 in rows with NaN, where a token is drawn.
         """
         if self.temperature == 0:
-            likely = logits.argmax(-1).tolist()
-            return {row: likely[row] for row in random}
-        logits = logits.cpu()
-        return {row: self.draw(logits[row], numbers) for row, numbers in random.items()}
+            return logits.argmax(-1)
+        assert numbers is not None
+        rows = zip(logits.split(_ROWS), numbers.split(_ROWS), strict=True)
+        return torch.cat([self._draw(*part) for part in rows])
 
-    def draw(self, logits: Tensor, random: torch.Generator) -> int:
-        """A token from logits `[vocab]` on the host, where temperature is above 0."""
-        chances = (logits.float() / self.temperature).softmax(-1)
+    def _draw(self, logits: Tensor, numbers: Tensor) -> Tensor:
+        logits = logits.float()
+        # Without the largest, as a small temperature would make more than one of them infinite.
+        chances = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
+        tokens = None
         if self.top_p < 1:
-            ordered, tokens = chances.sort(descending=True)
+            chances, tokens = chances.sort(descending=True)
             # The token that brings the sum to top_p is in: what stands before it is below.
-            ordered[ordered.cumsum(-1) - ordered >= self.top_p] = 0
-            return int(tokens[torch.multinomial(ordered, 1, generator=random)])
-        return int(torch.multinomial(chances, 1, generator=random))
+            before = chances.cumsum(-1, dtype=torch.float64) - chances
+            chances = chances.masked_fill(before >= self.top_p, 0)
+        sums = chances.cumsum(-1, dtype=torch.float64)
+        at = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)
+        at = at.clamp_max(chances.shape[-1] - 1)
+        # Sums made in parallel may fall by a rounding, and a token without chance be met so.
+        at = torch.where(chances.gather(-1, at) > 0, at, chances.argmax(-1, keepdim=True))
+        drawn = at if tokens is None else tokens.gather(-1, at)
+        return torch.where(sums[:, -1:].isnan(), -1, drawn)[:, 0]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
 
 from swa_compile.hf.acceptance import Acceptance
+from swa_compile.hf.ahead import checked_choice
 from swa_compile.hf.bridge import Bridge
 from swa_compile.hf.drafting import Draft
+from swa_compile.hf.draws import Draws
 from swa_compile.hf.errors import UnsupportedModel, naming
 from swa_compile.hf.generator import HybridGenerator
 from swa_compile.hf.refusals import refuse
 from swa_compile.hf.room import Room
-from swa_compile.hf.rounds import SpeculativeScheduler
+from swa_compile.hf.rounds import SpeculativeScheduler, Turn
 from swa_compile.hf.sampling import Sampling
 from swa_compile.hf.scheduler import Scheduler, Sequence
 from swa_compile.hf.tokens import Token
 from swa_compile.hf.verification import Verdict, Verification
+from swa_compile.kv.host import on_device
 
 # Embeddings of one vocabulary are padded to sizes that differ by no more than this.
 _PADDING = 128
@@ -119,7 +124,7 @@ class SpeculativeGenerator(HybridGenerator):
 
     def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
         assert isinstance(scheduler, SpeculativeScheduler)
-        random: dict[int, torch.Generator] = {}
+        draws = Draws(sampling.seed)
         with self._running_alone(scheduler):
             while turns := scheduler.turns():
                 drafts = self.draft.propose(turns)
@@ -127,14 +132,18 @@ class SpeculativeGenerator(HybridGenerator):
                     verdicts = self.verify(turns, drafts)
                 tokens: list[Token] = []
                 decoding: list[Sequence] = []
-                for turn, verdict in zip(turns, verdicts, strict=True):
+                for turn in turns:
+                    turn.sequence.sent += len(turn.known)
+                # The others have more of their prompt to send first.
+                ready = [
+                    (turn, verdict)
+                    for turn, verdict in zip(turns, verdicts, strict=True)
+                    if turn.sequence.waits_for_token
+                ]
+                for (turn, verdict), chosen in zip(
+                    ready, _chosen(ready, sampling, draws), strict=True
+                ):
                     sequence = turn.sequence
-                    sequence.sent += len(turn.known)
-                    if not sequence.waits_for_token:
-                        continue  # more of its prompt comes first
-                    if sequence.index not in random:
-                        random[sequence.index] = sampling.random(sequence.index)
-                    chosen = _chosen(verdict, sampling, random[sequence.index])
                     new = _up_to_the_end(sequence, chosen, ends)
                     self.acceptance.add(turn.drafts, min(len(new), verdict.accepted))
                     tokens += new
@@ -146,8 +155,8 @@ class SpeculativeGenerator(HybridGenerator):
                 yield from tokens
 
 
-def _chosen(verdict: Verdict, sampling: Sampling, random: torch.Generator) -> list[int]:
-    """The next tokens: the drafts that are accepted, and one of the target's own.
+def _chosen(ready: list[tuple[Turn, Verdict]], sampling: Sampling, draws: Draws) -> list[list[int]]:
+    """The next tokens of each: the drafts that are accepted, and one of the target's own.
 
     Where tokens are drawn, each is drawn from the target's logits, and a draft is accepted if it
     is the very token that was drawn. That is rejection sampling with a draft model that is certain
@@ -155,12 +164,22 @@ def _chosen(verdict: Verdict, sampling: Sampling, random: torch.Generator) -> li
     drawn from p without x. The random numbers are those that the target alone would use.
     """
     if sampling.temperature == 0:
-        return verdict.likely[: verdict.accepted + 1]
-    chosen: list[int] = []
-    for logits, draft in zip(verdict.logits.cpu(), [*verdict.drafts, None], strict=True):
-        chosen.append(sampling.draw(logits, random))
-        if chosen[-1] != draft:
-            break
+        return [verdict.likely[: verdict.accepted + 1] for _, verdict in ready]
+    if not ready:
+        return []
+    logits = torch.cat([verdict.logits for _, verdict in ready])
+    numbers = [
+        draws.number(turn.sequence.index, len(turn.sequence.new) + i)
+        for turn, verdict in ready
+        for i in range(len(verdict.logits))
+    ]
+    drawn = iter(sampling.choose(logits, on_device(numbers, torch.float64, logits.device)).tolist())
+    chosen: list[list[int]] = []
+    for turn, verdict in ready:
+        tokens = list(islice(drawn, len(verdict.logits)))
+        right = map(operator.eq, tokens, verdict.drafts)
+        count = sum(takewhile(bool, right))
+        chosen.append([checked_choice(token, turn.sequence) for token in tokens[: count + 1]])
     return chosen
 
 

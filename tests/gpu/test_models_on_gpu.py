@@ -123,23 +123,26 @@ def test_decode_runs_in_buckets_that_are_captured_ahead():
     assert sum(report.captures.full_replays for report in ours.reports) > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9}])
 @pytest.mark.parametrize("mode", ["full", "piecewise"])
-def test_greedy_decoding_waits_for_nothing_but_tokens_that_the_device_is_past(mode):
+def test_decoding_waits_for_nothing_but_tokens_that_the_device_is_past(mode, options):
     """Requests stop unforeseen and others take their slots, while the next forward is queued."""
     torch._dynamo.reset()
     model = families.build("gemma3_text", head_dim=32).cuda()
     sizes = {"max_tokens": 300, "max_requests": 2, "options": {"cudagraphs": mode}}
     apart = HybridGenerator(model, **sizes, overlap=False)
-    free = apart.generate(PROMPTS, 24)
+    free = apart.generate(PROMPTS, 24, **options)
     stop = {free[0][4], free[1][9], free[3][2]}
-    want = apart.generate(PROMPTS, 24, stop=stop)
+    want = apart.generate(PROMPTS, 24, stop=stop, **options)
     assert sum(len(tokens) < 24 for tokens in want) >= 3
     ours = HybridGenerator(model, **sizes)
-    assert ours.generate(PROMPTS, 24, stop=stop) == want  # and all is compiled and captured
+    assert (
+        ours.generate(PROMPTS, 24, stop=stop, **options) == want
+    )  # and all is compiled and captured
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert ours.generate(PROMPTS, 24, stop=stop) == want
-        assert ours.generate(PROMPTS, 24) == free
+        assert ours.generate(PROMPTS, 24, stop=stop, **options) == want
+        assert ours.generate(PROMPTS, 24, **options) == free
     finally:
         torch.cuda.set_sync_debug_mode(before)

@@ -1,4 +1,4 @@
-"""Greedy tokens that are read when the next forward has begun: `HybridGenerator(overlap=True)`.
+"""Tokens that are read when the next forward has begun: `HybridGenerator(overlap=True)`.
 
 The device has no other code for it than the host, so that all is shown without a GPU. The oracle
 is `generate` of transformers.
@@ -163,16 +163,45 @@ def test_tokens_come_in_the_order_of_forwards_and_tell_the_last(model):
     )
 
 
-def test_what_is_sampled_is_read_at_once(model, monkeypatch):
-    """Its random numbers are the host's."""
-    monkeypatch.setattr(ahead, "Chosen", None)
-    options = {"temperature": 1.0, "seed": 3}
-    told = [generator(model, overlap=on).generate(MANY, 6, **options) for on in (False, True)]
-    assert told[0] == told[1]
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_what_is_sampled_does_not_depend_on_when_it_is_read(model, top_p):
+    options = {"temperature": 1.0, "seed": 3, "top_p": top_p}
+    plain = generator(model, overlap=False).generate(MANY, 12, **options)
+    stop = {plain[0][3], plain[2][5], plain[4][0]}
+    for ends in ((), stop):
+        told = [
+            generator(model, overlap=on).generate(MANY, 12, stop=ends, **options) for on in (0, 1)
+        ]
+        assert told[0] == told[1]
+    assert sum(len(tokens) < 12 for tokens in told[1]) >= 3
+    assert told[0] != plain
 
 
-@pytest.mark.parametrize("overlap", [None, False])
-def test_nothing_overlaps_on_a_cpu_unless_asked_for(model, monkeypatch, overlap):
-    monkeypatch.setattr(ahead, "Chosen", None)
+def test_nothing_overlaps_on_a_cpu_unless_asked_for(model, monkeypatch):
+    order = []
+    ours = generator(model, overlap=None)
+    forward, tolist = ours.forward, ahead.Arriving.tolist
+    ours.forward = lambda batch: order.append("forward") or forward(batch)
+    monkeypatch.setattr(ahead.Arriving, "tolist", lambda t: order.append("read") or tolist(t))
+    ours.generate([MANY[2]], 3)
+    assert order == ["forward", "read"] * 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_logits_that_are_not_numbers_are_an_error_where_a_token_is_drawn(model, overlap):
     ours = generator(model, overlap=overlap)
-    assert ours.generate([MANY[1]], 4) == [hugging(model, MANY[1], 4)]
+    forward, calls = ours.forward, []
+
+    def broken(batch):
+        assert (batch.input_ids >= 0).all()
+        calls.append(batch)
+        logits = forward(batch).clone()
+        if len(calls) == 4:
+            logits[1] = float("nan")
+        return logits
+
+    ours.forward = broken
+    with pytest.raises(ValueError, match="after the tokens of prompt 1 hold NaN"):
+        ours.generate(MANY[2:5], 12, temperature=1.0)
+    assert len(calls) == 4 + overlap
+    assert empty(ours.pool)
