@@ -136,9 +136,8 @@ def test_decoding_waits_for_nothing_but_tokens_that_the_device_is_past(mode, opt
     want = apart.generate(PROMPTS, 24, stop=stop, **options)
     assert sum(len(tokens) < 24 for tokens in want) >= 3
     ours = HybridGenerator(model, **sizes)
-    assert (
-        ours.generate(PROMPTS, 24, stop=stop, **options) == want
-    )  # and all is compiled and captured
+    # This compiles and captures, too.
+    assert ours.generate(PROMPTS, 24, stop=stop, **options) == want
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
