@@ -8,19 +8,18 @@ from operator import index
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from swa_compile.kv.batch import ForwardBatch, refuse_to_shrink
-from swa_compile.kv.caches import KVCaches
 from swa_compile.kv.host import lists_on_device, on_device
 from swa_compile.kv.invariants import check
 from swa_compile.kv.layer_spec import LayerSpec
 from swa_compile.kv.requests import Request, Taken
+from swa_compile.kv.slot_tables import SlotTables
 from swa_compile.kv.slots import OutOfSlots, PageList
 from swa_compile.kv.windows import Windows
 
 
-class HybridKVPool(KVCaches):
+class HybridKVPool(SlotTables):
     """KV caches of a model that mixes full and sliding-window layers.
 
     Full layers keep every token in the full pool; sliding-window layers keep the last `window`
@@ -46,9 +45,6 @@ class HybridKVPool(KVCaches):
         ValueError: for a size below 1, more full slots than int32 can name, no layers, or chunks
             that are no whole number of pages.
     """
-
-    full_to_swa_index_mapping: Tensor  # int64 [full_tokens + page_size + 1], -1 last
-    req_to_token: Tensor  # int32 [max_requests, max_context]: full slot of each position
 
     def __init__(
         self,
@@ -95,23 +91,17 @@ class HybridKVPool(KVCaches):
             full_tokens=full_pages * page_size,
             swa_tokens=swa_pages * page_size,
             page_size=page_size,
+            max_requests=max_requests,
+            max_context=max_context,
             dtype=dtype,
             device=device,
         )
-        self.max_requests = max_requests
-        self.max_context = max_context
         self.window = windows.largest
         self._windows = windows
         self._full = PageList("full", full_pages)
         self._swa = PageList("SWA", swa_pages)
         self._requests: dict[int, Request] = {}
         self._free_rows = list(range(max_requests - 1, -1, -1))
-
-        mapping = torch.zeros(self.full_tokens + page_size + 1, dtype=torch.int64, device=device)
-        mapping[-1] = -1
-        self.register_buffer("full_to_swa_index_mapping", mapping, persistent=False)
-        table = torch.zeros(max_requests, max_context, dtype=torch.int32, device=device)
-        self.register_buffer("req_to_token", table, persistent=False)
 
     # ---- room, in tokens --------------------------------------------------------------------
 
@@ -213,8 +203,7 @@ class HybridKVPool(KVCaches):
         if not rows:
             return
         self._map(dropped, [0] * len(dropped))
-        where = lists_on_device([rows, places], torch.int64, self._device)
-        self.req_to_token.index_put_(where, self.req_to_token.new_zeros(()))
+        self._forget(rows, places)
 
     def close(self, request: int) -> None:
         """End `request` and free all its slots.
@@ -322,15 +311,6 @@ class HybridKVPool(KVCaches):
             raise ValueError(f"a page table of width {width} cannot hold {needed} pages")
         return width
 
-    def _page_table(self, requests: Tensor, width: int) -> Tensor:
-        # Read off on the device: as Python lists, long contexts take many milliseconds a step.
-        first = self.req_to_token[:, :: self.page_size][:, :width]
-        table = first.index_select(0, requests)
-        if self.page_size > 1:
-            table = table // self.page_size
-        missing = width - table.shape[1]
-        return F.pad(table, (0, missing)) if missing else table
-
     def _take(self, counts: Mapping[int, int], *, evict: bool) -> Taken:
         """Slots for so many new tokens of each request, on the host alone."""
         states = {request: self._request(request) for request in counts}
@@ -354,19 +334,6 @@ class HybridKVPool(KVCaches):
             taken.slots += state.slots(state.length, tokens, self.page_size)
             state.length += tokens
         return taken
-
-    def _write(self, taken: Taken, *lists: Sequence[int]) -> tuple[Tensor, ...]:
-        """Full slots and positions of the new tokens, and `lists`: int64 views of one memory.
-
-        One copy and two launches, however many requests there are.
-        """
-        mapped = self._mapped(taken.full_pages, taken.swa_pages)
-        lists = (*mapped, taken.rows, taken.slots, taken.places, *lists)
-        where, values, rows, *rest = lists_on_device(lists, torch.int64, self._device)
-        self._put(where, values)
-        loc, positions = rest[:2]
-        self.req_to_token.index_put_((rows, positions), loc.to(torch.int32))
-        return tuple(rest)
 
     def _refuse_what_does_not_fit(
         self, counts: Mapping[int, int], states: Mapping[int, Request], *, evict: bool
@@ -418,27 +385,6 @@ class HybridKVPool(KVCaches):
             full_pages += state.full_pages[state.evicted : state.evicted + count]
             state.evicted += count
         return full_pages
-
-    def _map(self, full_pages: Sequence[int], swa_pages: Sequence[int]) -> None:
-        """Point the slots of each full page at those of its SWA page; SWA page 0: at none."""
-        if full_pages:
-            mapped = self._mapped(full_pages, swa_pages)
-            self._put(*lists_on_device(mapped, torch.int64, self._device))
-
-    def _mapped(self, full_pages: Sequence[int], swa_pages: Sequence[int]) -> tuple[list[int], ...]:
-        """Slots of the full pages, and the SWA slot of each."""
-        within = range(self.page_size)
-        full = [page * self.page_size + i for page in full_pages for i in within]
-        swa = [page and page * self.page_size + i for page in swa_pages for i in within]
-        return full, swa
-
-    def _put(self, where: Tensor, values: Tensor) -> None:
-        if len(where):
-            self.full_to_swa_index_mapping.index_put_((where,), values)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.full_to_swa_index_mapping.device
 
 
 def _refuse_beyond_int64(ids: Sequence[int]) -> None:
