@@ -38,7 +38,7 @@ def missing(device: torch.device) -> str | None:
         return "flashinfer-python is not installed (the extra [flashinfer])"
     if importlib.util.find_spec("triton") is None:
         return "triton, which copies the page ids, is not installed"
-    if device.type != "cuda" or torch.version.hip:
+    if device.type != "cuda" or torch.version.hip or not torch.cuda.is_available():
         return "it needs an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "it needs compute capability 8.0"
@@ -142,9 +142,9 @@ class FlashInferAttention:
         device: torch.device | str,
         workspace: Tensor | None = None,
     ) -> None:
-        self.device = torch.empty(0, device=device).device
-        if (reason := missing(self.device)) is not None:
+        if (reason := missing(torch.device(device))) is not None:
             raise RuntimeError(f"FlashInferAttention: {reason}")
+        self.device = torch.empty(0, device=device).device  # with its index
         if workspace is None:
             workspace = torch.empty(128 * 2**20, dtype=torch.uint8, device=self.device)
         self.tokens, self.requests, self.pages = tokens, requests, pages

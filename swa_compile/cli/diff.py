@@ -43,5 +43,5 @@ def run(args: argparse.Namespace) -> None:
     for line in lines:
         print(line)
     if lines:
-        raise CheckFailed(f"{len(lines)} difference{'s' * (len(lines) != 1)}")
+        raise CheckFailed(f"the dumps differ: {len(lines)} difference{'s' * (len(lines) != 1)}")
     print("no difference in reports and operator counts")

@@ -192,12 +192,15 @@ def test_flashinfer_says_what_it_cannot_compute():
     assert "the same strides" in refusal(*keys_of(call(**mixed)))
 
 
-@pytest.mark.skipif(
-    attention_flashinfer.missing(torch.device("cpu")) is None, reason="FlashInfer runs here"
-)
-def test_flashinfer_that_is_not_there_is_an_error_where_it_is_made():
-    with pytest.raises(RuntimeError, match=r"^FlashInferAttention: .*(installed|NVIDIA GPU)"):
-        ops.FlashInferAttention(tokens=1, requests=1, pages=1, device="cpu")
+@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_flashinfer_that_cannot_run_is_an_error_where_it_is_made(monkeypatch, installed, device):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(attention_flashinfer, "missing", attention_flashinfer.missing.__wrapped__)
+    why = "NVIDIA GPU" if installed else "not installed"
+    with pytest.raises(RuntimeError, match=f"^FlashInferAttention: .*{why}"):
+        ops.FlashInferAttention(tokens=1, requests=1, pages=1, device=device)
 
 
 @pytest.mark.parametrize("name", ["page_table", "seq_lens", "cu_seqlens_q"])
