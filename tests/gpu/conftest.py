@@ -11,3 +11,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/gpu/" in item.path.as_posix():
             item.add_marker(skip)
+
+
+@pytest.fixture
+def fresh():
+    """Nothing compiled before or after; a fault of a kernel shows in the test that ran it."""
+    torch._dynamo.reset()
+    yield
+    torch.cuda.synchronize()
+    torch._dynamo.reset()

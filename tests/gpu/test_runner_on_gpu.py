@@ -10,15 +10,9 @@ from swa_compile.models import HybridConfig, HybridTransformer
 from swa_compile.ops import store_kv, translate_loc
 from swa_compile.runner import BucketRunner
 
+pytestmark = pytest.mark.usefixtures("fresh")
+
 FULL, ROWS = 192, 48
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch.cuda.synchronize()
-    torch._dynamo.reset()
 
 
 class Store(torch.nn.Module):
