@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,19 @@ from swa_compile.cli.errors import UsageError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Give `parser` --model and the options of how it is loaded and its pool is laid out."""
+    parser.add_argument(
+        "--model",
+        required=required,
+        metavar="PATH",
+        help="folder of a checkpoint, or a config.json (then the weights are random)",
+    )
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (the checkpoint's)")
+    parser.add_argument("--seed", type=int, default=0, help="of random weights and of sampling (0)")
+    parser.add_argument("--page-size", type=int, default=1, help="tokens per page (1)")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swa_compile.cli.checkpoint import Checkpoint
+from swa_compile.cli.checkpoint import Checkpoint, add_model_options
 from swa_compile.cli.device import add_device_option, chosen_device
 from swa_compile.cli.errors import UsageError
 
@@ -22,12 +22,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Load a causal language model of transformers from a local folder, compile it "
         "over a hybrid KV pool, and print what it generates as it comes. Nothing is downloaded.",
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="PATH",
-        help="folder of a checkpoint, or a config.json (then the weights are random)",
-    )
+    add_model_options(parser, required=True)
     parser.add_argument(
         "--prompt",
         required=True,
@@ -47,12 +42,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="per prompt (64)")
     parser.add_argument("--max-tokens", type=int, help="pool size (default: what the prompts take)")
     parser.add_argument("--max-requests", type=int, help="that run at once (all)")
-    parser.add_argument("--page-size", type=int, default=1, help="tokens per page (1)")
     parser.add_argument("--backend", default="swa", choices=("swa", "swa_eager", "eager"))
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (the checkpoint's)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
     parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (1)")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling and random weights (0)")
     add_device_option(parser)
     return parser
 

@@ -1,5 +1,6 @@
-"""`swa-compile generate`: local folders, with and without weights and tokenizer."""
+"""`swa-compile generate` and `explain`: local folders, with and without weights and tokenizer."""
 
+import json
 import re
 
 import pytest
@@ -163,3 +164,45 @@ def test_an_unsupported_model_is_one_line(tmp_path, capsys):
 def test_a_folder_without_a_configuration_is_one_line(tmp_path, capsys):
     assert generate("--model", tmp_path, "--prompt", "1 2") == 2
     assert "has no config.json" in capsys.readouterr().err
+
+
+def explain(*arguments):
+    return swa_compile.cli.main(["explain", "--device", "cpu", *map(str, arguments)])
+
+
+def test_a_checkpoint_is_explained_as_a_factory_is(folder, capsys):
+    assert explain("--model", folder, "--prompt", TEXT, "--prompt", "c", "--strict") == 0
+    out = capsys.readouterr().out
+    assert "1 graph, 0 graph breaks" in out
+    assert "8 translations -> 1 node; 4 of 4 stores lowered" in out
+    assert re.search(r"4 calls in the layers +batch\.full_to_swa_index_mapping\[", out)
+    assert re.search(r" 0  buffers of a KV cache's size", out)
+
+
+def test_a_configuration_alone_is_explained_and_json_is_all_there_is(tmp_path, capsys):
+    families.build("gemma3_text").config.save_pretrained(tmp_path)
+    assert explain("--model", tmp_path / "config.json", "--json", "--page-size", 4) == 0
+    report = json.loads(capsys.readouterr().out)
+    [graph] = report["graphs"]
+    assert (graph["translations_found"], graph["translation_nodes"]) == (4, 1)
+    assert (graph["stores_found"], graph["stores_lowered"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "wants MODULE:FACTORY or --model PATH"),
+        (["json:loads", "--model", "FOLDER"], "and not both"),
+        (["json:loads", "--prompt", "a"], "--prompt is for a --model"),
+        (["--model", "nowhere"], "there is no 'nowhere' here"),
+        (["--model", "FOLDER", "--page-size", "0"], "page_size is an int of at least 1; got 0"),
+        (["--model", "FOLDER", "--prompt", ""], "a prompt is empty"),
+        (["--model", "DOGE"], "doge (DogeForCausalLM): its layers add a learned mask"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(arguments, words, folder, tmp_path, capsys):
+    families.build("doge").config.save_pretrained(tmp_path)
+    places = {"FOLDER": folder, "DOGE": tmp_path}
+    assert explain(*(places.get(argument, argument) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
