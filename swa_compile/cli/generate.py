@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> None:
     if args.draft is not None:
         draft = Checkpoint.open(args.draft, args.dtype, args.seed, device)
         checkpoint.refuse_another_vocabulary(draft)
-    for line in [*checkpoint.notices, *(draft.weight_notices if draft is not None else [])]:
-        console.print(line, style="bold yellow")
+    _tell(console, [*checkpoint.notices, *(draft.weight_notices if draft is not None else [])])
     prompts = [checkpoint.encode(text) for text in args.prompt]
 
     from swa_compile.hf import Token
@@ -96,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
     except ValueError as error:  # an unsupported model among them
         raise UsageError(str(error)) from error
 
+    _tell(console, checkpoint.length_notices([len(p) + args.max_new_tokens for p in prompts]))
     texts = [checkpoint.text() for _ in prompts]
     times: list[float] = []
 
@@ -111,6 +111,11 @@ def run(args: argparse.Namespace) -> None:
         show(token)
     console.print()
     console.print(_report(generator, times))
+
+
+def _tell(console: Console, notices: list[str]) -> None:
+    for line in notices:
+        console.print(line, style="bold yellow")
 
 
 def _generator(model: Any, draft: Any, draft_tokens: int, **options: Any) -> Any:

@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
 
 import swa_compile.cli
+from swa_compile.cli.checkpoint import Checkpoint
 
 from . import families
 
@@ -147,6 +149,76 @@ def test_what_the_checkpoint_cannot_do_is_one_line(arguments, words, folder, cap
     assert generate("--model", folder, *arguments, "--backend", "eager") == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_weights_that_a_checkpoint_lacks_are_told_of(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    arguments = ("--prompt", TEXT, "--max-new-tokens", 2, "--backend", "eager")
+    assert generate("--model", tmp_path, *arguments) == 0
+    out = capsys.readouterr().out
+    # Four projections of attention, three of the MLP and two norms.
+    assert f"9 WEIGHTS ARE MISSING in {tmp_path} (model.layers.4." in out and "RANDOM" in out
+    drawn = []
+    for seed in (5, 5, 6):
+        model = Checkpoint.open(str(tmp_path), "auto", seed, torch.device("cpu")).model
+        drawn.append(model.model.layers[4].mlp.up_proj.weight)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert generate("--model", folder, *arguments) == 0
+    assert "MISSING" not in capsys.readouterr().out
+
+
+def test_a_request_beyond_what_the_model_was_made_for_is_told_of(folder, tmp_path, capsys):
+    config = families.build("mistral", max_position_embeddings=8).config
+    config.save_pretrained(tmp_path)
+    arguments = ("--model", tmp_path, "--prompt", "1 2 3", "--backend", "eager")
+    assert generate(*arguments, "--max-new-tokens", 6) == 0
+    assert "may be 9, and the model was made for 8" in capsys.readouterr().out
+    assert generate(*arguments, "--max-new-tokens", 5) == 0
+    assert "made for" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"version": "1.0"}'),
+        ("model.safetensors", "\x00" * 4),
+        ("config.json", "{"),
+        ("config.json", '{"model_type": "none of these"}'),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line(name, content, folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(content)
+    assert generate("--model", tmp_path, "--prompt", TEXT) == 2
+    error = capsys.readouterr().err
+    assert f"cannot load '{tmp_path}': " in error and error.count("\n") == 1
+
+
+def test_a_family_without_a_causal_language_model_is_one_line(tmp_path, capsys):
+    from transformers import T5Config
+
+    T5Config().save_pretrained(tmp_path)
+    assert generate("--model", tmp_path, "--prompt", "1") == 2
+    error = capsys.readouterr().err
+    assert "is of the family 't5', for which transformers has no causal" in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_that_are_no_ids_are_not_taken_for_bytes_in_silence(tmp_path, capsys):
+    families.build("mistral", vocab_size=256).config.save_pretrained(tmp_path)
+    arguments = ("--model", tmp_path, "--max-new-tokens", 1, "--backend", "eager")
+    for prompt, word in (("1 -2 3", "-2"), ("1.5", "1.5"), ("7, 1e3", "1e3")):
+        assert generate(*arguments, "--prompt", prompt) == 2
+        error = capsys.readouterr().err
+        assert f"holds {word}, which is no token id" in error and error.count("\n") == 1
+    for prompt in ("1 -2 x", "nan", "7, 8"):
+        assert generate(*arguments, "--prompt", prompt) == 0
+    capsys.readouterr()
+    assert generate(*arguments, "--prompt", "\udcff") == 2  # a byte that is not UTF-8
+    assert "is no text" in capsys.readouterr().err
 
 
 def test_an_unsupported_model_is_one_line(tmp_path, capsys):
