@@ -278,3 +278,17 @@ def test_what_cannot_be_explained_is_one_line(arguments, words, folder, tmp_path
     assert explain(*(places.get(argument, argument) for argument in arguments)) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+def test_a_pool_of_gemma_3s_windows_holds_three_times_the_tokens(tmp_path, capsys):
+    config = families.build("gemma3_text", num_hidden_layers=6, layer_types=None).config
+    config.sliding_window = 1024
+    assert [kind[:4] for kind in config.layer_types] == ["slid"] * 5 + ["full"]
+    config.save_pretrained(tmp_path)
+    arguments = ("--prompt", "1 2 3", "--max-new-tokens", 1, "--backend", "eager")
+    sizes = ("--max-tokens", 16 * 1024, "--max-requests", 1)
+    assert generate("--model", tmp_path, *arguments, *sizes) == 0
+    found = re.search(r"tokens per byte +([\d.]+) times those", capsys.readouterr().out)
+    # Five layers keep two windows: what is seen, and a chunk of a prompt that goes in.
+    want = 6 * 16 * 1024 / (16 * 1024 + 5 * 2 * 1024)
+    assert float(found[1]) == pytest.approx(want, abs=0.01) and want > 3
