@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,19 @@ from swa_compile.cli.errors import UsageError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Give `parser` --model and the options of how it is loaded and its pool is laid out."""
+    parser.add_argument(
+        "--model",
+        required=required,
+        metavar="PATH",
+        help="folder of a checkpoint, or a config.json (then the weights are random)",
+    )
+    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (the checkpoint's)")
+    parser.add_argument("--seed", type=int, default=0, help="of random weights and of sampling (0)")
+    parser.add_argument("--page-size", type=int, default=1, help="tokens per page (1)")
 
 
 @dataclass
@@ -51,25 +65,34 @@ class Checkpoint:
             raise UsageError(f"--dtype {dtype} is no dtype of torch")
         transformers.utils.logging.disable_progress_bar()
         of_weights, of_tokenizer = [], []
+        torch.manual_seed(seed)
         try:
             config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
-            auto = transformers.AutoModelForCausalLM
-            if type(config) not in auto._model_mapping:  # language models that come with vision
-                auto = transformers.AutoModelForImageTextToText
+            auto = _auto_class(path, config)
             if place.is_dir() and any(any(folder.glob(name)) for name in _WEIGHTS):
-                model = auto.from_pretrained(path, dtype=kind, local_files_only=True)
+                model, found = auto.from_pretrained(
+                    path, dtype=kind, local_files_only=True, output_loading_info=True
+                )
+                if missing := sorted(found["missing_keys"]):
+                    of_weights.append(
+                        f"{len(missing)} WEIGHTS ARE MISSING in {path} ({missing[0]}, ...): they "
+                        "are RANDOM, and so is what follows"
+                    )
             else:
                 of_weights.append(f"NO WEIGHTS in {path}: they are RANDOM, and so is what follows")
-                torch.manual_seed(seed)
                 chosen = {} if kind == "auto" else {"dtype": kind}
                 model = auto.from_config(config, **chosen)
-        except (OSError, ValueError, KeyError) as error:
+            tokenizer = None
+            if any((folder / name).is_file() for name in _TOKENIZER):
+                tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True
+                )
+            else:
+                of_tokenizer.append(f"NO TOKENIZER in {path}: prompts are token ids, or bytes")
+        except UsageError:
+            raise
+        except Exception as error:  # whatever a damaged file makes of a reader
             raise UsageError(f"cannot load '{path}': {_first_line(error)}") from error
-        tokenizer = None
-        if any((folder / name).is_file() for name in _TOKENIZER):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        else:
-            of_tokenizer.append(f"NO TOKENIZER in {path}: prompts are token ids, or bytes")
         return cls(model.eval().to(device), tokenizer, of_weights, of_tokenizer)
 
     def refuse_another_vocabulary(self, other: Checkpoint) -> None:
@@ -92,13 +115,19 @@ class Checkpoint:
         """Token ids of `text`.
 
         Raises:
-            UsageError: without a tokenizer, for text that is neither ids nor bytes of the model.
+            UsageError: it is no text, or empty, or, without a tokenizer, neither ids nor bytes of
+                the model.
         """
+        if not _is_text(text):
+            raise UsageError(f"prompt {text!r} is no text: its bytes are not of any character")
         if self.tokenizer is not None:
             ids = list(self.tokenizer(text).input_ids)
         else:
             words = text.replace(",", " ").split()
-            numbers = bool(words) and all(word.isdecimal() for word in words)
+            numbers = bool(words) and all(map(_is_number, words))
+            for word in words if numbers else ():
+                if not word.isdecimal():  # and a number: it would be taken for bytes in silence
+                    raise UsageError(f"prompt {text!r} holds {word}, which is no token id")
             ids = [int(word) for word in words] if numbers else list(text.encode())
         vocab = self.model.get_input_embeddings().weight.shape[0]
         if not ids:
@@ -106,6 +135,14 @@ class Checkpoint:
         if max(ids) >= vocab:
             raise UsageError(f"prompt {text!r} holds the id {max(ids)}; the vocabulary has {vocab}")
         return ids
+
+    def length_notices(self, lengths: list[int]) -> list[str]:
+        """What to tell of requests of so many tokens: one may be longer than the model is for."""
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        longest = max(lengths)
+        if not isinstance(most, int) or longest <= most:
+            return []
+        return [f"A prompt and its new tokens may be {longest}, and the model was made for {most}"]
 
     def text(self) -> Text:
         """What turns a request's tokens into text."""
@@ -132,6 +169,40 @@ class Text:
                 return ""
         added, self.so_far = text[len(self.so_far) :], text
         return added
+
+
+def _auto_class(path: str, config: Any) -> Any:
+    """What transformers makes a model of `config` with.
+
+    Raises:
+        UsageError: it has no language model for it that generates.
+    """
+    import transformers
+
+    # The second: language models that come with vision.
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UsageError(
+        f"'{path}' is of the family '{config.model_type}', for which transformers has no causal "
+        "language model"
+    )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return any(map(str.isdigit, word))  # 'nan' is a word
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are not UTF-8
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:

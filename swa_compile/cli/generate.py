@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from swa_compile.cli.checkpoint import Checkpoint
+from swa_compile.cli.checkpoint import Checkpoint, add_model_options
 from swa_compile.cli.device import add_device_option, chosen_device
 from swa_compile.cli.errors import UsageError
 
@@ -22,12 +22,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Load a causal language model of transformers from a local folder, compile it "
         "over a hybrid KV pool, and print what it generates as it comes. Nothing is downloaded.",
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="PATH",
-        help="folder of a checkpoint, or a config.json (then the weights are random)",
-    )
+    add_model_options(parser, required=True)
     parser.add_argument(
         "--prompt",
         required=True,
@@ -47,12 +42,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="per prompt (64)")
     parser.add_argument("--max-tokens", type=int, help="pool size (default: what the prompts take)")
     parser.add_argument("--max-requests", type=int, help="that run at once (all)")
-    parser.add_argument("--page-size", type=int, default=1, help="tokens per page (1)")
     parser.add_argument("--backend", default="swa", choices=("swa", "swa_eager", "eager"))
-    parser.add_argument("--dtype", default="auto", help="float32, bfloat16, ... (the checkpoint's)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
     parser.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (1)")
-    parser.add_argument("--seed", type=int, default=0, help="of sampling and random weights (0)")
     add_device_option(parser)
     return parser
 
@@ -76,8 +68,7 @@ def run(args: argparse.Namespace) -> None:
     if args.draft is not None:
         draft = Checkpoint.open(args.draft, args.dtype, args.seed, device)
         checkpoint.refuse_another_vocabulary(draft)
-    for line in [*checkpoint.notices, *(draft.weight_notices if draft is not None else [])]:
-        console.print(line, style="bold yellow")
+    _tell(console, [*checkpoint.notices, *(draft.weight_notices if draft is not None else [])])
     prompts = [checkpoint.encode(text) for text in args.prompt]
 
     from swa_compile.hf import Token
@@ -104,6 +95,7 @@ def run(args: argparse.Namespace) -> None:
     except ValueError as error:  # an unsupported model among them
         raise UsageError(str(error)) from error
 
+    _tell(console, checkpoint.length_notices([len(p) + args.max_new_tokens for p in prompts]))
     texts = [checkpoint.text() for _ in prompts]
     times: list[float] = []
 
@@ -119,6 +111,11 @@ def run(args: argparse.Namespace) -> None:
         show(token)
     console.print()
     console.print(_report(generator, times))
+
+
+def _tell(console: Console, notices: list[str]) -> None:
+    for line in notices:
+        console.print(line, style="bold yellow")
 
 
 def _generator(model: Any, draft: Any, draft_tokens: int, **options: Any) -> Any:

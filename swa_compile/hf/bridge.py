@@ -15,7 +15,7 @@ from swa_compile.hf.compressed_caches import CompressedCaches
 from swa_compile.hf.errors import naming
 from swa_compile.hf.families import is_tested
 from swa_compile.hf.layers import AttentionLayer
-from swa_compile.hf.probe import refuse_other_paths
+from swa_compile.hf.probe import positions_known, refuse_other_paths
 from swa_compile.hf.reading import read_layers
 from swa_compile.hf.refusals import refuse
 from swa_compile.hf.registration import register
@@ -37,6 +37,8 @@ class Bridge:
         layers: its attention layers, in order.
         adaptation: what is done to it for the duration of a forward.
         specs: the caches that a pool for it has: layers that share a cache have one.
+        positions: tokens that a request can have, where the model looks positions up in a table;
+            None where it computes them.
 
     Raises:
         TypeError: `model` is no transformers model.
@@ -52,14 +54,24 @@ class Bridge:
             self.layers: tuple[AttentionLayer, ...]
             self.specs: list[LayerSpec]
             self.layers, self.specs, self.dtype = read_layers(model, self.adaptation)
+            self.positions: int | None = None  # the tested families compute theirs
             if not is_tested(model):
                 config = model.config.get_text_config()
                 longest = getattr(config, "max_position_embeddings", None) or 1024
+                self.positions = positions_known(model, self.adaptation)
+                longest = min(longest, self.positions or longest)
                 refuse_other_paths(model, self.adaptation, longest - 1)
                 compare_with_eager(self)
 
     def make_pool(self, **sizes: Any) -> HybridKVPool:
-        """A pool for this model, on its device; `sizes` are those of `HybridKVPool`."""
+        """A pool for this model, on its device; `sizes` are those of `HybridKVPool`.
+
+        No request of it can have more tokens than the model has positions.
+        """
+        context = sizes.get("max_context")
+        context = sizes.get("max_tokens") if context is None else context
+        if self.positions is not None and isinstance(context, int) and context > self.positions:
+            sizes["max_context"] = self.positions
         return HybridKVPool(self.specs, dtype=self.dtype, device=self.model.device, **sizes)
 
     def batch(

@@ -18,6 +18,7 @@ from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.attention import KEYWORD, Call, NotAttended
 from swa_compile.hf.errors import UnsupportedModel
 from swa_compile.hf.masks import Form, FormRecorder
+from swa_compile.hf.position_table import PLACES, TableLengths
 from swa_compile.hf.registration import MEASURING, measuring
 
 # Relative difference of a query, key or value that other sizes of the same matrix products explain.
@@ -75,6 +76,14 @@ def measured_calls(model: Any, adaptation: Adaptation, horizon: int) -> dict[int
             f"a forward of two tokens through it failed: {type(error).__name__}: {error}"
         ) from error
     return attend.seen
+
+
+def positions_known(model: Any, adaptation: Adaptation) -> int | None:
+    """Positions that `model` has rows for, where it looks them up; None where it computes them."""
+    lengths = TableLengths()
+    with adaptation.attached(), lengths:
+        _run(model, adaptation, SelfOnly(), [3] * len(PLACES), list(PLACES))
+    return lengths.shortest
 
 
 def refuse_other_paths(model: Any, adaptation: Adaptation, last_position: int) -> None:

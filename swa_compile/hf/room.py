@@ -60,8 +60,10 @@ class Room:
         full, swa = self._pages(sequence)
         name = f"prompt {sequence.index} ({len(sequence.prompt)} tokens, {sequence.limit} new)"
         if sequence.tokens > pool.max_context or full > self._full_pages:
-            capacity = min(pool.max_context, pool.full_tokens)
-            raise ValueError(f"{name} takes {sequence.tokens} slots; {self.name} has {capacity}")
+            there = f"{self.name} has {pool.full_tokens}"
+            if pool.max_context < pool.full_tokens:  # by the caller, or by the model's positions
+                there = f"a request of {self.name} has at most {pool.max_context}"
+            raise ValueError(f"{name} takes {sequence.tokens} slots; {there}")
         if swa > self._swa_pages:
             raise ValueError(
                 f"{name} takes {swa * size} SWA slots; {self.name} has {pool.swa_tokens}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,7 +32,8 @@ def compare_with_eager(bridge: Bridge) -> None:
     """
     model = bridge.model
     windows = [layer.spec.window or 0 for layer in bridge.layers]
-    length = max(windows) + _PAST
+    length = min(max(windows) + _PAST, bridge.positions or sys.maxsize)
+    last = min(_DECODED, length - 1)
     random = torch.Generator().manual_seed(0)
     vocab = model.config.get_text_config().vocab_size
     ids = torch.randint(vocab, (length,), generator=random)
@@ -39,7 +41,7 @@ def compare_with_eager(bridge: Bridge) -> None:
         positions = torch.arange(length, device=model.device)[None]
         out = model(input_ids=ids[None].to(model.device), position_ids=positions, use_cache=False)
     # Cut here: not every forward knows `logits_to_keep`, which then is one more thing to check.
-    want = out.logits[0, -_DECODED - 1 :].float()
+    want = out.logits[0, -last - 1 :].float()
 
     pool = bridge.make_pool(max_tokens=length, max_requests=1)
     request = pool.open()
@@ -49,7 +51,7 @@ def compare_with_eager(bridge: Bridge) -> None:
         batch = bridge.batch(pool, [(request, piece)], [length])
         return bridge.forward(batch, pool)[0].float()
 
-    prompt, decoded = ids[:-_DECODED].tolist(), ids[-_DECODED:].tolist()
+    prompt, decoded = ids[: length - last].tolist(), ids[length - last :].tolist()
     start, got = 0, []
     while start < len(prompt):
         step = min(len(prompt) - start, max([*windows, 1]) if any(windows) else 256)

@@ -1,11 +1,14 @@
-"""`swa-compile generate`: local folders, with and without weights and tokenizer."""
+"""`swa-compile generate` and `explain`: local folders, with and without weights and tokenizer."""
 
+import json
 import re
+import shutil
 
 import pytest
 import torch
 
 import swa_compile.cli
+from swa_compile.cli.checkpoint import Checkpoint
 
 from . import families
 
@@ -148,6 +151,76 @@ def test_what_the_checkpoint_cannot_do_is_one_line(arguments, words, folder, cap
     assert words in error and error.count("\n") == 1
 
 
+def test_weights_that_a_checkpoint_lacks_are_told_of(folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 5}))
+    arguments = ("--prompt", TEXT, "--max-new-tokens", 2, "--backend", "eager")
+    assert generate("--model", tmp_path, *arguments) == 0
+    out = capsys.readouterr().out
+    # Four projections of attention, three of the MLP and two norms.
+    assert f"9 WEIGHTS ARE MISSING in {tmp_path} (model.layers.4." in out and "RANDOM" in out
+    drawn = []
+    for seed in (5, 5, 6):
+        model = Checkpoint.open(str(tmp_path), "auto", seed, torch.device("cpu")).model
+        drawn.append(model.model.layers[4].mlp.up_proj.weight)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert generate("--model", folder, *arguments) == 0
+    assert "MISSING" not in capsys.readouterr().out
+
+
+def test_a_request_beyond_what_the_model_was_made_for_is_told_of(folder, tmp_path, capsys):
+    config = families.build("mistral", max_position_embeddings=8).config
+    config.save_pretrained(tmp_path)
+    arguments = ("--model", tmp_path, "--prompt", "1 2 3", "--backend", "eager")
+    assert generate(*arguments, "--max-new-tokens", 6) == 0
+    assert "may be 9, and the model was made for 8" in capsys.readouterr().out
+    assert generate(*arguments, "--max-new-tokens", 5) == 0
+    assert "made for" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"version": "1.0"}'),
+        ("model.safetensors", "\x00" * 4),
+        ("config.json", "{"),
+        ("config.json", '{"model_type": "none of these"}'),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line(name, content, folder, tmp_path, capsys):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text(content)
+    assert generate("--model", tmp_path, "--prompt", TEXT) == 2
+    error = capsys.readouterr().err
+    assert f"cannot load '{tmp_path}': " in error and error.count("\n") == 1
+
+
+def test_a_family_without_a_causal_language_model_is_one_line(tmp_path, capsys):
+    from transformers import T5Config
+
+    T5Config().save_pretrained(tmp_path)
+    assert generate("--model", tmp_path, "--prompt", "1") == 2
+    error = capsys.readouterr().err
+    assert "is of the family 't5', for which transformers has no causal" in error
+    assert error.count("\n") == 1
+
+
+def test_numbers_that_are_no_ids_are_not_taken_for_bytes_in_silence(tmp_path, capsys):
+    families.build("mistral", vocab_size=256).config.save_pretrained(tmp_path)
+    arguments = ("--model", tmp_path, "--max-new-tokens", 1, "--backend", "eager")
+    for prompt, word in (("1 -2 3", "-2"), ("1.5", "1.5"), ("7, 1e3", "1e3")):
+        assert generate(*arguments, "--prompt", prompt) == 2
+        error = capsys.readouterr().err
+        assert f"holds {word}, which is no token id" in error and error.count("\n") == 1
+    for prompt in ("1 -2 x", "nan", "7, 8"):
+        assert generate(*arguments, "--prompt", prompt) == 0
+    capsys.readouterr()
+    assert generate(*arguments, "--prompt", "\udcff") == 2  # a byte that is not UTF-8
+    assert "is no text" in capsys.readouterr().err
+
+
 def test_an_unsupported_model_is_one_line(tmp_path, capsys):
     families.build("doge").config.save_pretrained(tmp_path)
     assert generate("--model", tmp_path, "--prompt", "1 2") == 2
@@ -163,3 +236,59 @@ def test_an_unsupported_model_is_one_line(tmp_path, capsys):
 def test_a_folder_without_a_configuration_is_one_line(tmp_path, capsys):
     assert generate("--model", tmp_path, "--prompt", "1 2") == 2
     assert "has no config.json" in capsys.readouterr().err
+
+
+def explain(*arguments):
+    return swa_compile.cli.main(["explain", "--device", "cpu", *map(str, arguments)])
+
+
+def test_a_checkpoint_is_explained_as_a_factory_is(folder, capsys):
+    assert explain("--model", folder, "--prompt", TEXT, "--prompt", "c", "--strict") == 0
+    out = capsys.readouterr().out
+    assert "1 graph, 0 graph breaks" in out
+    assert "8 translations -> 1 node; 4 of 4 stores lowered" in out
+    assert re.search(r"4 calls in the layers +batch\.full_to_swa_index_mapping\[", out)
+    assert re.search(r" 0  buffers of a KV cache's size", out)
+
+
+def test_a_configuration_alone_is_explained_and_json_is_all_there_is(tmp_path, capsys):
+    families.build("gemma3_text").config.save_pretrained(tmp_path)
+    assert explain("--model", tmp_path / "config.json", "--json", "--page-size", 4) == 0
+    report = json.loads(capsys.readouterr().out)
+    [graph] = report["graphs"]
+    assert (graph["translations_found"], graph["translation_nodes"]) == (4, 1)
+    assert (graph["stores_found"], graph["stores_lowered"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "wants MODULE:FACTORY or --model PATH"),
+        (["json:loads", "--model", "FOLDER"], "and not both"),
+        (["json:loads", "--prompt", "a"], "--prompt is for a --model"),
+        (["--model", "nowhere"], "there is no 'nowhere' here"),
+        (["--model", "FOLDER", "--page-size", "0"], "page_size is an int of at least 1; got 0"),
+        (["--model", "FOLDER", "--prompt", ""], "a prompt is empty"),
+        (["--model", "DOGE"], "doge (DogeForCausalLM): its layers add a learned mask"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(arguments, words, folder, tmp_path, capsys):
+    families.build("doge").config.save_pretrained(tmp_path)
+    places = {"FOLDER": folder, "DOGE": tmp_path}
+    assert explain(*(places.get(argument, argument) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+
+
+def test_a_pool_of_gemma_3s_windows_holds_three_times_the_tokens(tmp_path, capsys):
+    config = families.build("gemma3_text", num_hidden_layers=6, layer_types=None).config
+    config.sliding_window = 1024
+    assert [kind[:4] for kind in config.layer_types] == ["slid"] * 5 + ["full"]
+    config.save_pretrained(tmp_path)
+    arguments = ("--prompt", "1 2 3", "--max-new-tokens", 1, "--backend", "eager")
+    sizes = ("--max-tokens", 16 * 1024, "--max-requests", 1)
+    assert generate("--model", tmp_path, *arguments, *sizes) == 0
+    found = re.search(r"tokens per byte +([\d.]+) times those", capsys.readouterr().out)
+    # Five layers keep two windows: what is seen, and a chunk of a prompt that goes in.
+    want = 6 * 16 * 1024 / (16 * 1024 + 5 * 2 * 1024)
+    assert float(found[1]) == pytest.approx(want, abs=0.01) and want > 3
