@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import index
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from swa_compile.hf.room import Room, chunk_for
 from swa_compile.hf.sampling import Sampling
 from swa_compile.hf.scheduler import Scheduler
 from swa_compile.hf.scheduler import Sequence as Running
-from swa_compile.hf.tokens import Token, checked
+from swa_compile.hf.tokens import Token, token_ids, token_ids_within
 from swa_compile.passes import GraphReport
 
 
@@ -124,7 +125,7 @@ class HybridGenerator:
 
         Raises:
             ValueError: before anything runs, where an argument is wrong or a request could never
-                fit into the pool. TypeError: a token id is no integer.
+                fit into the pool. TypeError: likewise, where one is of another type.
         """
         results: list[list[int]] = [[] for _ in prompts]
         tokens = self.stream(
@@ -151,13 +152,14 @@ class HybridGenerator:
         stop: Collection[int] = (),
     ) -> Iterator[Token]:
         """The tokens of `generate`, one after another, as they come. Raises as `generate` does."""
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+        if isinstance(max_new_tokens, bool) or not hasattr(max_new_tokens, "__index__"):
             raise TypeError(f"max_new_tokens is an int; got {max_new_tokens!r}")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is at least 1; got {max_new_tokens}")
+        limit = index(max_new_tokens)
+        if limit < 1:
+            raise ValueError(f"max_new_tokens is at least 1; got {limit}")
         sampling = Sampling(temperature, top_p, seed)
-        scheduler = self._scheduler(prompts, max_new_tokens)
-        return self._tokens(scheduler, sampling, self._eos() | set(stop))
+        ends = self._eos() | set(token_ids("stop", stop))
+        return self._tokens(self._scheduler(prompts, limit), sampling, ends)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Logits `[B, vocab]` of the token after each prompt. Raises as `generate` does."""
@@ -226,11 +228,11 @@ class HybridGenerator:
     def _scheduler(self, prompts: Sequence[Sequence[int]], limit: int) -> Scheduler:
         scheduler = self._empty_scheduler()
         vocab = self.bridge.model.get_input_embeddings().weight.shape[0]
-        for index, prompt in enumerate(prompts):
-            ids = [checked(index, i, vocab) for i in prompt]
+        for i, prompt in enumerate(prompts):
+            ids = token_ids_within(f"prompt {i}", prompt, vocab)
             if not ids:
-                raise ValueError(f"prompt {index} is empty: there is nothing to continue")
-            scheduler.add(Running(index, ids, limit))
+                raise ValueError(f"prompt {i} is empty: there is nothing to continue")
+            scheduler.add(Running(i, ids, limit))
         return scheduler
 
     def _empty_scheduler(self) -> Scheduler:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class Sampling:
             the requests that run beside it.
 
     Raises:
-        ValueError: naming the field.
+        ValueError, TypeError: naming the field.
     """
 
     temperature: float = 0.0
@@ -31,6 +32,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, kind in (("temperature", Real), ("top_p", Real), ("seed", Integral)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                wanted = "a number" if kind is Real else "an int"
+                raise TypeError(f"{name} is {wanted}; got {value!r}")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is a number of at least 0; got {self.temperature!r}")
         if not 0 < self.top_p <= 1:

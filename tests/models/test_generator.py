@@ -128,6 +128,10 @@ def test_a_request_that_can_never_fit_is_refused_before_anything_runs(model):
         ([[1.5]], 3, TypeError, "prompt 0 holds 1.5"),
         ([[1]], 0, ValueError, "max_new_tokens is at least 1; got 0"),
         ([[1]], 1.0, TypeError, "max_new_tokens is an int"),
+        ([[1]], True, TypeError, "max_new_tokens is an int"),
+        ([1, 2, 3], 3, TypeError, "prompt 0 is a collection of token ids; got 1"),
+        (["text"], 3, TypeError, "prompt 0 is a collection of token ids; got 'text'"),
+        ([[True]], 3, TypeError, "prompt 0 holds True, which is no token id"),
     ],
 )
 def test_wrong_prompts_are_refused(model, prompts, count, error, words):
@@ -140,11 +144,31 @@ def test_wrong_prompts_are_refused(model, prompts, count, error, words):
     [
         ({"temperature": -1.0}, "temperature is a number of at least 0; got -1.0"),
         ({"top_p": 0.0}, "top_p is above 0 and at most 1; got 0.0"),
+        ({"temperature": float("nan")}, "temperature is a number of at least 0; got nan"),
+        ({"temperature": "hot"}, "temperature is a number; got 'hot'"),
+        ({"temperature": True}, "temperature is a number; got True"),
+        ({"top_p": None}, "top_p is a number; got None"),
+        ({"seed": 1.5}, "seed is an int; got 1.5"),
+        ({"seed": None}, "seed is an int; got None"),
+        ({"stop": 5}, "stop is a collection of token ids; got 5"),
+        ({"stop": "abc"}, "stop is a collection of token ids; got 'abc'"),
+        ({"stop": [1.5]}, "stop holds 1.5, which is no token id"),
     ],
 )
-def test_wrong_sampling_is_refused(model, options, words):
-    with pytest.raises(ValueError, match=words):
-        generator(model).generate([[1]], 3, **options)
+def test_wrong_options_are_refused_before_anything_runs(model, options, words):
+    ours = generator(model)
+    ours.forward = None
+    with pytest.raises((ValueError, TypeError), match=words):
+        ours.generate([[1]], 3, **options)
+
+
+@pytest.mark.parametrize("kind", [list, set, np.array, torch.tensor, iter])
+def test_stop_is_any_collection_of_integers(model, kind):
+    tokens = hugging(model, MANY[0], 5)
+    stop = kind([tokens[2], 95])
+    want = tokens[: tokens.index(tokens[2]) + 1]
+    options = {"temperature": np.float64(0), "seed": np.int64(3)}
+    assert generator(model).generate([MANY[0]], np.int64(5), stop=stop, **options) == [want]
 
 
 def test_no_prompts_give_nothing(model):
