@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from swa_compile.hf.adaptation import Adaptation
 from swa_compile.hf.attention import KEYWORD, PagedAttention
 from swa_compile.hf.compiling import LEAST, compile_apart, compiles, mark_dynamic
 from swa_compile.hf.compressed_caches import CompressedCaches
-from swa_compile.hf.errors import naming
+from swa_compile.hf.errors import UnsupportedModel, naming
 from swa_compile.hf.families import is_tested
 from swa_compile.hf.layers import AttentionLayer
 from swa_compile.hf.probe import positions_known, refuse_other_paths
@@ -126,6 +127,9 @@ class Forward(nn.Module):
         pool: from `bridge.make_pool`.
         backend: of torch.compile; None or "eager" for no compilation.
         options: of the backend.
+
+    Raises:
+        UnsupportedModel: it is of no tested family, and Dynamo cannot trace it whole.
     """
 
     def __init__(
@@ -139,6 +143,9 @@ class Forward(nn.Module):
         self.bridge, self.model, self.pool = bridge, bridge.model, pool
         self.compiled = compiles(backend)
         self._call = compile_apart(last_logits, backend, options)
+        if self.compiled and not is_tested(bridge.model):
+            with naming(bridge.model):
+                refuse_graph_breaks(bridge)
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -151,6 +158,27 @@ class Forward(nn.Module):
         with bridge.adaptation.attached():
             logits: Tensor = self._call(bridge, self.pool, batch)
         return logits[:requests]
+
+
+@torch.no_grad()
+def refuse_graph_breaks(bridge: Bridge) -> None:
+    """Trace one decode step; over a pool of its own.
+
+    Raises:
+        UnsupportedModel: with what Dynamo says.
+    """
+    pool = bridge.make_pool(max_tokens=LEAST, max_requests=LEAST)
+    batch = bridge.batch(pool, [(pool.open(), [0]) for _ in range(LEAST)], [1] * LEAST)
+    mark_dynamic(batch)
+    traced = compile_apart(last_logits, lambda graph, inputs: graph.forward, None)
+    try:
+        with bridge.adaptation.attached():
+            traced(bridge, pool, batch)
+    except TorchDynamoException as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UnsupportedModel(
+            f"it cannot be compiled whole: {reason} (backend=None runs it without compiling)"
+        ) from error
 
 
 def last_logits(bridge: Bridge, pool: HybridKVPool, batch: ForwardBatch) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swa_compile.hf import HybridGenerator, SpeculativeGenerator
+from swa_compile.hf import HybridGenerator, SpeculativeGenerator, UnsupportedModel
 
 from . import families
 
@@ -55,6 +55,17 @@ def test_a_table_shorter_than_the_self_check_is_found_ahead_of_it():
         model = build("gpt2", max_position_embeddings=positions)
         generator = HybridGenerator(model, max_tokens=100, max_requests=1, backend=None)
         assert generator.bridge.positions == positions
+
+
+@pytest.mark.parametrize("backend", ["swa", "swa_eager", "aot_eager"])
+def test_an_untested_family_that_is_not_traced_whole_is_refused_ahead(backend):
+    """CTRL sets a buffer in its forward."""
+    sizes = {"max_tokens": 100, "max_requests": 2}
+    with pytest.raises(UnsupportedModel, match=r"^ctrl .*cannot be compiled whole: .*backend=None"):
+        HybridGenerator(build("ctrl"), **sizes, backend=backend)
+    target = build("gpt2")
+    with pytest.raises(UnsupportedModel, match="as a draft model: ctrl .*compiled whole"):
+        SpeculativeGenerator(target, build("ctrl"), **sizes, backend=backend)
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2", "gpt_neox"])
