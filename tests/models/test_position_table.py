@@ -64,7 +64,7 @@ def test_an_untested_family_that_is_not_traced_whole_is_refused_ahead(backend):
     with pytest.raises(UnsupportedModel, match=r"^ctrl .*cannot be compiled whole: .*backend=None"):
         HybridGenerator(build("ctrl"), **sizes, backend=backend)
     target = build("gpt2")
-    with pytest.raises(UnsupportedModel, match="as a draft model: ctrl .*compiled whole"):
+    with pytest.raises(UnsupportedModel, match=r"as a draft model: ctrl .*compiled whole"):
         SpeculativeGenerator(target, build("ctrl"), **sizes, backend=backend)
 
 
