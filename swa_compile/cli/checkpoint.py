@@ -12,6 +12,9 @@ import torch
 from swa_compile.cli.errors import UsageError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Nothing is downloaded, and code that lies beside weights is not run; nor is the user asked whether
+# it may, which is what transformers does where nothing is said.
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -67,11 +70,11 @@ class Checkpoint:
         of_weights, of_tokenizer = [], []
         torch.manual_seed(seed)
         try:
-            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(path, **_LOCAL)
             auto = _auto_class(path, config)
             if place.is_dir() and any(any(folder.glob(name)) for name in _WEIGHTS):
                 model, found = auto.from_pretrained(
-                    path, dtype=kind, local_files_only=True, output_loading_info=True
+                    path, dtype=kind, output_loading_info=True, **_LOCAL
                 )
                 if missing := sorted(found["missing_keys"]):
                     of_weights.append(
@@ -81,12 +84,10 @@ class Checkpoint:
             else:
                 of_weights.append(f"NO WEIGHTS in {path}: they are RANDOM, and so is what follows")
                 chosen = {} if kind == "auto" else {"dtype": kind}
-                model = auto.from_config(config, **chosen)
+                model = auto.from_config(config, trust_remote_code=False, **chosen)
             tokenizer = None
             if any((folder / name).is_file() for name in _TOKENIZER):
-                tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    folder, local_files_only=True
-                )
+                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
             else:
                 of_tokenizer.append(f"NO TOKENIZER in {path}: prompts are token ids, or bytes")
         except UsageError:

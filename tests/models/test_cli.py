@@ -233,6 +233,17 @@ def test_an_unsupported_model_is_one_line(tmp_path, capsys):
     assert "as a draft model: doge (DogeForCausalLM)" in error and error.count("\n") == 1
 
 
+def test_code_of_a_folder_is_neither_run_nor_asked_about(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *words: pytest.fail("the user was asked"))
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert generate("--model", tmp_path, "--prompt", "1 2") == 2
+    error = capsys.readouterr().err
+    assert "cannot load" in error and "custom code" in error and error.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_folder_without_a_configuration_is_one_line(tmp_path, capsys):
     assert generate("--model", tmp_path, "--prompt", "1 2") == 2
     assert "has no config.json" in capsys.readouterr().err
