@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -38,20 +39,29 @@ class Ahead:
         """`ids` `[N]` with tokens in place of place holders."""
         return ids if self._unread is None else self._unread.fill(ids)
 
-    def tokens(self, steps: Iterator[tuple[Waiting, Tensor]]) -> Iterator[Token]:
-        """The tokens of `steps`: of each forward who waits, and its logits `[B, vocab]`."""
-        for waiting, logits in steps:
-            earlier, self._unread = self._unread, self._choose(logits, waiting)
-            for sequence in waiting.values():
-                if len(sequence.new) == sequence.limit:  # whatever its last token is
-                    self._scheduler.finish(sequence)
-            if earlier is not None:
-                yield from self._read(earlier)
-            if not self._overlap:
-                yield from self._read_last()
-        yield from self._read_last()
+    def tokens(self, steps: Generator[tuple[Waiting, Tensor], None, None]) -> Iterator[Token]:
+        """The tokens of `steps`: of each forward who waits, and its logits `[B, vocab]`.
 
-    def _choose(self, logits: Tensor, waiting: Waiting) -> Chosen | None:
+        Where a step fails, those of the forward before it come first. `steps` is closed at the end.
+        """
+        # Closed here: an error, as long as somebody keeps it, keeps what it went through.
+        with closing(steps):
+            while True:
+                try:
+                    chosen = self._choose(*next(steps))
+                except StopIteration:
+                    break
+                except Exception:
+                    yield from self._read_last()
+                    raise
+                earlier, self._unread = self._unread, chosen
+                if earlier is not None:
+                    yield from self._read(earlier)
+                if not self._overlap:
+                    yield from self._read_last()
+            yield from self._read_last()
+
+    def _choose(self, waiting: Waiting, logits: Tensor) -> Chosen | None:
         if not waiting:  # all of them for more of their prompts
             return None
         numbers = None
@@ -60,7 +70,11 @@ class Ahead:
             for row, sequence in waiting.items():
                 drawn[row] = self._draws.number(sequence.index, len(sequence.new))
             numbers = on_device(drawn, torch.float64, logits.device)
-        return Chosen(self._sampling.choose(logits, numbers), waiting)
+        chosen = Chosen(self._sampling.choose(logits, numbers), waiting)
+        for sequence in waiting.values():
+            if len(sequence.new) == sequence.limit:  # whatever its last token is
+                self._scheduler.finish(sequence)
+        return chosen
 
     def _read_last(self) -> Iterator[Token]:
         last, self._unread = self._unread, None
@@ -122,5 +136,8 @@ def checked_choice(token: int, sequence: Sequence) -> int:
         ValueError: it is none.
     """
     if token < 0:
-        raise ValueError(f"the logits after the tokens of prompt {sequence.index} hold NaN")
+        raise ValueError(
+            f"the logits after the tokens of prompt {sequence.index} hold NaN or +inf, or nothing "
+            "but -inf"
+        )
     return token

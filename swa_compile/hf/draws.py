@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import torch
-
-_BLOCK = 64
+from hashlib import blake2b
 
 
 class Draws:
     """The random numbers of a run: one for each new token of each prompt.
 
-    They are told by prompt and place, so that one that is asked for again is the same: for a token
-    that was drafted and not accepted, say.
+    Each is a hash of seed, prompt and place, so that one that is asked for again is the same (for
+    a token that was drafted and not accepted, say) and none has to be kept.
 
     Args:
-        seed: of all.
+        seed: of all; any integer.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._generators: dict[int, torch.Generator] = {}
-        self._numbers: dict[int, list[float]] = {}
 
     def number(self, prompt: int, place: int) -> float:
         """In [0, 1): of the `place`-th new token of the `prompt`-th prompt."""
-        numbers = self._numbers.setdefault(prompt, [])
-        if prompt not in self._generators:
-            # No two of a million prompts share their numbers with those of a neighbouring seed.
-            seed = (self._seed * 1_000_003 + prompt) % 2**63
-            self._generators[prompt] = torch.Generator().manual_seed(seed)
-        while place >= len(numbers):
-            block = torch.rand(
-                _BLOCK, generator=self._generators[prompt], dtype=torch.float64, device="cpu"
-            )
-            numbers += block.tolist()
-        return numbers[place]
+        key = b"%d %d %d" % (self._seed, prompt, place)
+        bits = int.from_bytes(blake2b(key, digest_size=8).digest(), "little")
+        return (bits >> 11) * 2.0**-53  # as many as a float holds

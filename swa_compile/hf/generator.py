@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from operator import index
 from typing import Any
@@ -131,7 +131,9 @@ class HybridGenerator:
         tokens = self.stream(
             prompts, max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
         )
-        with token_progress(len(prompts) * max_new_tokens, progress) as advance:
+        total = len(prompts) * max_new_tokens
+        # Closed here: an error of `on_token`, as long as somebody keeps it, keeps the stream.
+        with closing(tokens), token_progress(total, progress) as advance:
             for token in tokens:
                 results[token.prompt].append(token.id)
                 # A request that ends early brings the bar what it will not generate.
@@ -150,7 +152,7 @@ class HybridGenerator:
         top_p: float = 1.0,
         seed: int = 0,
         stop: Collection[int] = (),
-    ) -> Iterator[Token]:
+    ) -> Generator[Token, None, None]:
         """The tokens of `generate`, one after another, as they come. Raises as `generate` does."""
         if isinstance(max_new_tokens, bool) or not hasattr(max_new_tokens, "__index__"):
             raise TypeError(f"max_new_tokens is an int; got {max_new_tokens!r}")
@@ -176,13 +178,15 @@ class HybridGenerator:
 
     # ---- the loop ---------------------------------------------------------------------------
 
-    def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
+    def _tokens(
+        self, scheduler: Scheduler, sampling: Sampling, ends: set[int]
+    ) -> Generator[Token, None, None]:
         ahead = Ahead(scheduler, sampling, ends, overlap=self._overlap)
         yield from ahead.tokens(self._steps(scheduler, ahead.fill))
 
     def _steps(
         self, scheduler: Scheduler, fill: Callable[[Tensor], Tensor] | None = None
-    ) -> Iterator[tuple[dict[int, Running], Tensor]]:
+    ) -> Generator[tuple[dict[int, Running], Tensor], None, None]:
         """Forward after forward: by row of its logits `[B, vocab]`, who waits for a token.
 
         Args:

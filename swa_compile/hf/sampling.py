@@ -10,6 +10,8 @@ from torch import Tensor
 
 # Of a large vocabulary the sorted probabilities of more rows would take gigabytes.
 _ROWS = 16
+# No two logits of float32, be they bfloat16 or more, are as close to each other as to share this.
+_COLDEST = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Sampling:
         temperature: divides the logits; 0 for the most likely token (greedy).
         top_p: the smallest set of tokens with this much probability is drawn from (nucleus
             sampling, arXiv:1904.09751); 1 for all.
-        seed: of the random numbers. Each request has its own, so what it draws does not depend on
-            the requests that run beside it.
+        seed: of the random numbers, any integer. Each request has its own, so what it draws does
+            not depend on the requests that run beside it.
 
     Raises:
         ValueError, TypeError: naming the field.
@@ -41,6 +43,8 @@ class Sampling:
             raise ValueError(f"temperature is a number of at least 0; got {self.temperature!r}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is above 0 and at most 1; got {self.top_p!r}")
+        if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
+            raise TypeError(f"seed is an integer; got {self.seed!r}")
 
     def choose(self, logits: Tensor, numbers: Tensor | None) -> Tensor:
         """A token for each row of `logits` `[R, vocab]`, int64 `[R]`, on their device.
@@ -50,7 +54,8 @@ class Sampling:
                 the choice is greedy.
 
         Returns:
-            -1 in rows with NaN, where a token is drawn.
+            Where a token is drawn, -1 in rows that give no probabilities: with NaN or +inf, or of
+            -inf alone.
         """
         if self.temperature == 0:
             return logits.argmax(-1)
@@ -60,11 +65,13 @@ class Sampling:
 
     def _draw(self, logits: Tensor, numbers: Tensor) -> Tensor:
         logits = logits.float()
+        # In float32 neither it nor its reciprocal, which a GPU multiplies by, may be 0 or infinite.
+        temperature = min(max(self.temperature, _COLDEST), 1 / _COLDEST)
         # Without the largest, as a small temperature would make more than one of them infinite.
-        chances = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
+        chances = ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
         tokens = None
         if self.top_p < 1:
-            chances, tokens = chances.sort(descending=True)
+            chances, tokens = chances.sort(descending=True, stable=True)
             # The token that brings the sum to top_p is in: what stands before it is below.
             before = chances.cumsum(-1, dtype=torch.float64) - chances
             chances = chances.masked_fill(before >= self.top_p, 0)

@@ -16,7 +16,7 @@ class Sequence:
         index: its place among the prompts.
         prompt: token ids, not empty.
         limit: most new tokens.
-        new: those there are.
+        new: those there are; negative: a place holder for one that the host does not know yet.
         sent: tokens that have been through the model.
         row: its request in the pool, while it runs.
         draft_row: its request in the pool of a draft model, while it runs and there is one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from itertools import islice, takewhile
 from typing import Any
@@ -122,7 +122,9 @@ class SpeculativeGenerator(HybridGenerator):
     def _empty_scheduler(self) -> SpeculativeScheduler:
         return SpeculativeScheduler(Room(self.pool, self.chunk, self.lookahead), self.draft.room)
 
-    def _tokens(self, scheduler: Scheduler, sampling: Sampling, ends: set[int]) -> Iterator[Token]:
+    def _tokens(
+        self, scheduler: Scheduler, sampling: Sampling, ends: set[int]
+    ) -> Generator[Token, None, None]:
         assert isinstance(scheduler, SpeculativeScheduler)
         draws = Draws(sampling.seed)
         with self._running_alone(scheduler):

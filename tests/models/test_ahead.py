@@ -188,6 +188,46 @@ def test_nothing_overlaps_on_a_cpu_unless_asked_for(model, monkeypatch):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+def test_a_forward_that_fails_takes_no_token_of_an_earlier_one_with_it(model, overlap):
+    ours = generator(model, overlap=overlap, chunk=32)
+    forward, calls = ours.forward, []
+
+    def broken(batch):
+        calls.append(batch)
+        if len(calls) == 4:
+            raise MemoryError("the fourth")
+        return forward(batch)
+
+    ours.forward = broken
+    told = [[] for _ in range(3)]
+    with pytest.raises(MemoryError, match="the fourth"):
+        ours.generate(MANY[2:5], 12, on_token=lambda token: told[token.prompt].append(token.id))
+    assert told == [hugging(model, prompt, 3) for prompt in MANY[2:5]]
+    assert empty(ours.pool)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_error_that_is_kept_keeps_nothing_of_the_generator(model, overlap):
+    """It holds the frames that it went through, and the generators in them."""
+    ours = generator(model, overlap=overlap)
+    forward = ours.forward
+
+    def fails(token):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as one:
+        ours.generate(MANY, 5, on_token=fails)
+    assert empty(ours.pool)
+    ours.forward = lambda batch: torch.full_like(forward(batch), torch.nan)
+    with pytest.raises(ValueError, match="hold NaN") as other:
+        ours.generate(MANY, 5, temperature=1.0)
+    assert empty(ours.pool)
+    ours.forward = forward
+    assert ours.generate([MANY[1]], 4) == [hugging(model, MANY[1], 4)]
+    assert one.value is not other.value
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_logits_that_are_not_numbers_are_an_error_where_a_token_is_drawn(model, overlap):
     ours = generator(model, overlap=overlap)
     forward, calls = ours.forward, []
