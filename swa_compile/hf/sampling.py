@@ -43,8 +43,6 @@ class Sampling:
             raise ValueError(f"temperature is a number of at least 0; got {self.temperature!r}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is above 0 and at most 1; got {self.top_p!r}")
-        if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__"):
-            raise TypeError(f"seed is an integer; got {self.seed!r}")
 
     def choose(self, logits: Tensor, numbers: Tensor | None) -> Tensor:
         """A token for each row of `logits` `[R, vocab]`, int64 `[R]`, on their device.

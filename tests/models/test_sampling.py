@@ -116,7 +116,7 @@ def test_no_two_seeds_are_one():
 
 def test_a_seed_is_an_integer():
     for seed in (1.5, None, True, "3"):
-        with pytest.raises(TypeError, match="seed is an integer; got"):
+        with pytest.raises(TypeError, match="seed is an int; got"):
             Sampling(1.0, seed=seed)
 
 
