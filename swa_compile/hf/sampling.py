@@ -12,6 +12,9 @@ from torch import Tensor
 _ROWS = 16
 # No two logits of float32, be they bfloat16 or more, are as close to each other as to share this.
 _COLDEST = 2.0**-126
+# Probabilities are multiples of 1 / _ONE: sums of whole numbers are exact in whatever order they
+# are made, while torch has no deterministic `cumsum` of floats on a GPU.
+_ONE = 2.0**52
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,14 @@ class Sampling:
         tokens = None
         if self.top_p < 1:
             chances, tokens = chances.sort(descending=True, stable=True)
+        weights = (chances.double() * _ONE).long()
+        sums = weights.cumsum(-1)
+        total = sums[:, -1:]
+        if self.top_p < 1:
             # The token that brings the sum to top_p is in: what stands before it is below.
-            before = chances.cumsum(-1, dtype=torch.float64) - chances
-            chances = chances.masked_fill(before >= self.top_p, 0)
-        sums = chances.cumsum(-1, dtype=torch.float64)
-        at = torch.searchsorted(sums, numbers[:, None] * sums[:, -1:], right=True)
-        at = at.clamp_max(chances.shape[-1] - 1)
-        # Sums made in parallel may fall by a rounding, and a token without chance be met so.
-        at = torch.where(chances.gather(-1, at) > 0, at, chances.argmax(-1, keepdim=True))
+            kept = sums - weights < self.top_p * total.double()
+            total = torch.where(kept, sums, 0).amax(-1, keepdim=True)
+        at = torch.searchsorted(sums, (numbers[:, None] * total).long(), right=True)
+        at = at.clamp_max(chances.shape[-1] - 1)  # beyond the end only without probabilities
         drawn = at if tokens is None else tokens.gather(-1, at)
-        return torch.where(sums[:, -1:].isnan(), -1, drawn)[:, 0]
+        return torch.where(chances[:, :1].isnan(), -1, drawn)[:, 0]

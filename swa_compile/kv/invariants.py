@@ -24,13 +24,14 @@ def check(pool: HybridKVPool) -> None:
         PoolCorrupt: naming what does not hold.
     """
     size = pool.page_size
-    states = pool._requests
-    if sorted([*pool._free_rows, *states]) != list(range(pool.max_requests)):
+    ledger = pool._ledger
+    states = ledger.requests
+    if sorted([*ledger.free_rows, *states]) != list(range(pool.max_requests)):
         raise PoolCorrupt("a row of req_to_token is lost, or open and free at once")
     for row, state in states.items():
         _holds_what_it_needs(pool, row, state)
-    _own_once(pool._full.pages, pool._full.free_pages(), [s.full_pages for s in states.values()])
-    _own_once(pool._swa.pages, pool._swa.free_pages(), [s.swa_pages for s in states.values()])
+    _own_once(ledger.full.pages, ledger.full.free_pages(), [s.full_pages for s in states.values()])
+    _own_once(ledger.swa.pages, ledger.swa.free_pages(), [s.swa_pages for s in states.values()])
 
     mapping = pool.full_to_swa_index_mapping.tolist()
     expected = [0] * (len(mapping) - 1) + [-1]

@@ -13,9 +13,8 @@ from swa_compile.kv.batch import ForwardBatch, refuse_to_shrink
 from swa_compile.kv.host import lists_on_device, on_device
 from swa_compile.kv.invariants import check
 from swa_compile.kv.layer_spec import LayerSpec
-from swa_compile.kv.requests import Request, Taken
+from swa_compile.kv.ledger import Ledger
 from swa_compile.kv.slot_tables import SlotTables
-from swa_compile.kv.slots import OutOfSlots, PageList
 from swa_compile.kv.windows import Windows
 
 
@@ -98,22 +97,26 @@ class HybridKVPool(SlotTables):
         )
         self.window = windows.largest
         self._windows = windows
-        self._full = PageList("full", full_pages)
-        self._swa = PageList("SWA", swa_pages)
-        self._requests: dict[int, Request] = {}
-        self._free_rows = list(range(max_requests - 1, -1, -1))
+        self._ledger = Ledger(
+            windows,
+            page_size=page_size,
+            full_pages=full_pages,
+            swa_pages=swa_pages,
+            max_requests=max_requests,
+            max_context=max_context,
+        )
 
     # ---- room, in tokens --------------------------------------------------------------------
 
     @property
     def full_free(self) -> int:
         """Free slots of the full pool; a page that is partly used is not free."""
-        return self._full.free * self.page_size
+        return self._ledger.full.free * self.page_size
 
     @property
     def swa_free(self) -> int:
         """Free slots of the SWA pool; a page that is partly used is not free."""
-        return self._swa.free * self.page_size
+        return self._ledger.swa.free * self.page_size
 
     def swa_pages_bound(self, extend: int) -> int:
         """Most SWA pages that a request can hold while it is extended by `extend` tokens."""
@@ -132,7 +135,7 @@ class HybridKVPool(SlotTables):
         Raises:
             KeyError: there is no such request.
         """
-        return self._windows.room_in_chunks(self._request(request).length)
+        return self._windows.room_in_chunks(self._ledger.request(request).length)
 
     # ---- the life of a request --------------------------------------------------------------
 
@@ -142,15 +145,11 @@ class HybridKVPool(SlotTables):
         Raises:
             OutOfSlots: `max_requests` are open.
         """
-        if not self._free_rows:
-            raise OutOfSlots(f"all {self.max_requests} request rows are in use")
-        row = self._free_rows.pop()
-        self._requests[row] = Request()
-        return row
+        return self._ledger.open()
 
     def length(self, request: int) -> int:
         """Tokens of `request` that have slots."""
-        return self._request(request).length
+        return self._ledger.request(request).length
 
     def extend(self, request: int, tokens: int) -> Tensor:
         """Give `request` slots for `tokens` more; their full slots, int64 `[tokens]`.
@@ -161,7 +160,7 @@ class HybridKVPool(SlotTables):
                 such request.
         """
         # As an int: a NumPy integer would stay in the request's length and in what comes of it.
-        taken = self._take({request: index(tokens)}, evict=False)
+        taken = self._ledger.take({request: index(tokens)}, evict=False)
         return self._write(taken)[0].clone()
 
     def evict(self, request: int) -> int:
@@ -170,7 +169,7 @@ class HybridKVPool(SlotTables):
         Raises:
             KeyError: there is no such request.
         """
-        pages = self._evict([self._request(request)])
+        pages = self._ledger.evict([self._ledger.request(request)])
         self._map(pages, [0] * len(pages))
         return len(pages) * self.page_size
 
@@ -187,19 +186,7 @@ class HybridKVPool(SlotTables):
                 changed then.
         """
         wanted = {request: index(length) for request, length in lengths.items()}
-        for request, length in wanted.items():
-            self._refuse_to_truncate(request, length)
-        dropped: list[int] = []
-        rows: list[int] = []
-        places: list[int] = []
-        for request, length in wanted.items():
-            state = self._requests[request]
-            rows += [request] * (state.length - length)
-            places += range(length, state.length)
-            full_pages, swa_pages = state.truncate(length, self.page_size)
-            self._full.give(reversed(full_pages))
-            self._swa.give(reversed(swa_pages))
-            dropped += full_pages
+        dropped, rows, places = self._ledger.truncate(wanted)
         if not rows:
             return
         self._map(dropped, [0] * len(dropped))
@@ -211,13 +198,9 @@ class HybridKVPool(SlotTables):
         Raises:
             KeyError: there is no such request (it may have been closed before).
         """
-        state = self._request(request)
-        self._full.give(reversed(state.full_pages))
-        self._swa.give(reversed(state.swa_pages))
-        self._map(state.full_pages, [0] * len(state.full_pages))
+        pages = self._ledger.close(request)
+        self._map(pages, [0] * len(pages))
         self.req_to_token[request].zero_()
-        del self._requests[request]
-        self._free_rows.append(request)
 
     def batch(
         self,
@@ -248,7 +231,7 @@ class HybridKVPool(SlotTables):
         counts = {request: len(ids) for request, ids in items}
         if len(counts) != len(items):
             raise ValueError("a request stands twice in one batch")
-        lengths = {request: self._request(request).length + n for request, n in counts.items()}
+        lengths = {request: self.length(request) + n for request, n in counts.items()}
         for request, n in counts.items():
             bound = self.piece_bound(request)
             if bound is not None and n > bound:
@@ -264,7 +247,7 @@ class HybridKVPool(SlotTables):
         if pad_to is not None:
             to_tokens, to_requests = map(index, pad_to)
             refuse_to_shrink(tokens, requests, to_tokens, to_requests)
-        taken = self._take(counts, evict=True)
+        taken = self._ledger.take(counts, evict=True)
         loc, positions, ids, rows = self._write(taken, input_ids, list(counts))
         ends = list(accumulate(counts.values(), initial=0))
         lens, offsets = lists_on_device([list(lengths.values()), ends], torch.int32, self._device)
@@ -294,13 +277,6 @@ class HybridKVPool(SlotTables):
         """Raise `PoolCorrupt` where an invariant is broken; reads the device, for debugging."""
         check(self)
 
-    # ---- bookkeeping ------------------------------------------------------------------------
-
-    def _request(self, request: int) -> Request:
-        if request not in self._requests:
-            raise KeyError(f"there is no open request {request}")
-        return self._requests[request]
-
     def _table_width(self, lengths: Iterable[int], width: int | None) -> int:
         longest = max(lengths, default=0)
         needed = -(-longest // self.page_size)
@@ -310,81 +286,6 @@ class HybridKVPool(SlotTables):
         if width < needed:
             raise ValueError(f"a page table of width {width} cannot hold {needed} pages")
         return width
-
-    def _take(self, counts: Mapping[int, int], *, evict: bool) -> Taken:
-        """Slots for so many new tokens of each request, on the host alone."""
-        states = {request: self._request(request) for request in counts}
-        self._refuse_what_does_not_fit(counts, states, evict=evict)
-        taken = Taken()
-        if evict:
-            taken.full_pages += self._evict(states.values())
-            taken.swa_pages += [0] * len(taken.full_pages)
-        for request, tokens in counts.items():
-            state = states[request]
-            more = state.pages_for(tokens, self.page_size)
-            new = self._full.take(more)
-            state.full_pages += new
-            if self.window is not None:
-                taken.full_pages += new
-                new = self._swa.take(more)
-                state.swa_pages += new
-                taken.swa_pages += new
-            taken.rows += [request] * tokens
-            taken.places += range(state.length, state.length + tokens)
-            taken.slots += state.slots(state.length, tokens, self.page_size)
-            state.length += tokens
-        return taken
-
-    def _refuse_what_does_not_fit(
-        self, counts: Mapping[int, int], states: Mapping[int, Request], *, evict: bool
-    ) -> None:
-        wanted = freed = 0
-        for request, tokens in counts.items():
-            state = states[request]
-            if tokens < 0:
-                raise ValueError(f"request {request} cannot be extended by {tokens} tokens")
-            if state.length + tokens > self.max_context:
-                raise OutOfSlots(
-                    f"request {request} has {state.length} tokens and cannot take {tokens} more: "
-                    f"the context is {self.max_context}"
-                )
-            wanted += state.pages_for(tokens, self.page_size)
-            if evict and self.window is not None:
-                freed += state.evictable(self.first_seen(state.length), self.page_size)
-        for pool, has in ((self._full, self._full.free), (self._swa, self._swa.free + freed)):
-            if pool is self._swa and self.window is None:
-                continue
-            if wanted > has:
-                raise OutOfSlots(
-                    f"the {pool.name} pool has {has} of {pool.pages} pages of {self.page_size} "
-                    f"tokens free; {wanted} were wanted"
-                )
-
-    def _refuse_to_truncate(self, request: int, length: int) -> None:
-        state = self._request(request)
-        if not 0 <= length <= state.length:
-            raise ValueError(
-                f"request {request} has {state.length} tokens and cannot go back to {length}"
-            )
-        seen = self.first_seen(length)
-        if seen < state.evicted * self.page_size:
-            raise ValueError(
-                f"request {request} cannot go back to {length} tokens: its next query would see "
-                f"position {seen}, which is evicted"
-            )
-
-    def _evict(self, states: Iterable[Request]) -> list[int]:
-        """Give back SWA pages that no query sees any more; the full pages that had them."""
-        full_pages: list[int] = []
-        if self.window is None:
-            return full_pages
-        for state in states:
-            count = state.evictable(self.first_seen(state.length), self.page_size)
-            self._swa.give(state.swa_pages[:count])
-            del state.swa_pages[:count]
-            full_pages += state.full_pages[state.evicted : state.evicted + count]
-            state.evicted += count
-        return full_pages
 
 
 def _refuse_beyond_int64(ids: Sequence[int]) -> None:

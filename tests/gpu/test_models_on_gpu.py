@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swa_compile.hf import HybridGenerator
+from swa_compile.hf import HybridGenerator, Sampling
 from swa_compile.runner import BucketRunner
 
 pytest.importorskip("transformers")
@@ -145,3 +145,26 @@ def test_decoding_waits_for_nothing_but_tokens_that_the_device_is_past(mode, opt
         assert ours.generate(PROMPTS, 24, **options) == free
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperature", [1e-44, 1.0, 1e300])
+def test_what_a_gpu_draws_is_what_the_host_draws(temperature, top_p):
+    """A division is a product with the reciprocal there, and no sum of floats deterministic."""
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 3000, generator=random).bfloat16()
+    logits[:, ::7] = -torch.inf
+    numbers = torch.rand(40, generator=random, dtype=torch.float64)
+    sampling = Sampling(temperature, top_p)
+    wanted = sampling.choose(logits, numbers)
+    torch.use_deterministic_algorithms(True)
+    try:
+        together = sampling.choose(logits.cuda(), numbers.cuda())
+        alone = [
+            sampling.choose(logits[i : i + 1].cuda(), numbers[i : i + 1].cuda()) for i in range(40)
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(together, torch.cat(alone))
+    assert (together.cpu() == wanted).sum() >= 39  # near a border rounding decides
+    assert wanted.min() >= 0

@@ -26,7 +26,7 @@ def unchanged():
     """with unchanged(pool): every buffer, address and count is afterwards what it was before."""
 
     def state(pool):
-        lengths = {row: pool.length(row) for row in pool._requests}
+        lengths = {row: pool.length(row) for row in pool._ledger.requests}
         pointers = [buffer.data_ptr() for buffer in pool.buffers()]
         return pool.full_free, pool.swa_free, lengths, pointers
 

@@ -17,42 +17,42 @@ def pool(make_pool):
 
 
 def forget_a_page(pool):
-    pool._full.take(1)
+    pool._ledger.full.take(1)
 
 
 def free_a_page_twice(pool):
-    pool._swa.give(pool._swa.free_pages()[:1])
+    pool._ledger.swa.give(pool._ledger.swa.free_pages()[:1])
 
 
 def free_a_page_in_use(pool):
-    pool._swa.give(pool._requests[1].swa_pages[:1])
+    pool._ledger.swa.give(pool._ledger.requests[1].swa_pages[:1])
 
 
 def free_the_sink(pool):
-    pool._full.give([0])
+    pool._ledger.full.give([0])
 
 
 def give_one_page_to_two(pool):
-    pool._requests[1].full_pages[0] = pool._requests[0].full_pages[0]
+    pool._ledger.requests[1].full_pages[0] = pool._ledger.requests[0].full_pages[0]
 
 
 def free_an_open_row(pool):
-    pool._free_rows.append(0)
+    pool._ledger.free_rows.append(0)
 
 
 def lose_a_row(pool):
-    pool._free_rows.pop()
+    pool._ledger.free_rows.pop()
 
 
 def evict_what_is_visible(pool):
-    state = pool._requests[0]
-    pool._swa.give([state.swa_pages.pop(0)])
+    state = pool._ledger.requests[0]
+    pool._ledger.swa.give([state.swa_pages.pop(0)])
     pool._map(state.full_pages[state.evicted : state.evicted + 1], [0])
     state.evicted += 1
 
 
 def have_tokens_without_pages(pool):
-    pool._requests[1].length += 1
+    pool._ledger.requests[1].length += 1
 
 
 def map_an_evicted_token(pool):

@@ -87,7 +87,7 @@ def poison(pool):
     """
     size = pool.page_size
     owned = {"full": set(), "swa": set()}
-    for request in pool._requests.values():
+    for request in pool._ledger.requests.values():
         for kind, pages, first in (
             ("full", request.full_pages, 0),
             ("swa", request.swa_pages, request.evicted * size),
@@ -107,7 +107,7 @@ def poison(pool):
 
 def every_entry(pool, ratio):
     """Request and number of each entry that there is."""
-    for request in pool._requests.values():
+    for request in pool._ledger.requests.values():
         yield from ((request, n) for n in range(request.length // ratio))
 
 
@@ -219,7 +219,7 @@ def cache_error(model, run):
         assert len(theirs.layers) >= len(own)
         for i, spec in enumerate(pool.layers[: len(own)]):
             keys, values = theirs.layers[i].keys[0], theirs.layers[i].values[0]
-            first = pool._requests[row].evicted * pool.page_size if spec.kind == "swa" else 0
+            first = pool._ledger.requests[row].evicted * pool.page_size if spec.kind == "swa" else 0
             count = min(keys.shape[1], sent - first)
             slots = pool.req_to_token[row, sent - count : sent].long()
             if spec.kind == "swa":
@@ -240,7 +240,7 @@ def cache_error(model, run):
 
 def compressed_rows(pool, row, compression, theirs):
     """Entries, and keys and gates of tokens whose group is not whole, with transformers'."""
-    request = pool._requests[row]
+    request = pool._ledger.requests[row]
     for name, source in compression.sources.items():
         entries = theirs.compressed_kv[name]
         count = request.length // compression.ratio

@@ -100,9 +100,11 @@ class Watch:
                 assert length == (known - 1 if sequence.new else sequence.sent)
             else:
                 assert length <= known - bool(sequence.new)
-            self.evicted = max(self.evicted, pool._requests[row].evicted * bool(sequence.new))
+            self.evicted = max(
+                self.evicted, pool._ledger.requests[row].evicted * bool(sequence.new)
+            )
             for cache, spec in enumerate(pool.layers):
-                state = pool._requests[row]
+                state = pool._ledger.requests[row]
                 first = state.evicted * pool.page_size if spec.kind == "swa" else 0
                 slots = pool.req_to_token[row, first:length].long()
                 if spec.kind == "swa":

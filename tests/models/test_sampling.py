@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from swa_compile.hf import Sampling
 from swa_compile.hf.draws import Draws
@@ -90,6 +91,28 @@ def test_of_equals_the_first_come_first_however_many_there_are(dtype):
         token, _ = wanted(logits[row], float(numbers[row]), 1.0, 0.9)
         # Between probabilities of 1e-7 rounding may decide.
         assert abs(order.index(int(got[row])) - order.index(token)) <= 2
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_no_sum_depends_on_the_order_in_which_it_is_made(top_p):
+    """On a GPU torch refuses to add floats up, where deterministic algorithms are asked for."""
+    summed = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.cumsum:
+                summed.append((kwargs or {}).get("dtype") or args[0].dtype)
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        Sampling(1.0, top_p).choose(torch.randn(3, 9), torch.zeros(3, dtype=torch.float64))
+    assert set(summed) == {torch.int64}
+
+
+def test_top_p_is_told_apart_in_more_digits_than_float32_has():
+    number = torch.tensor([0.99], dtype=torch.float64)
+    for top_p, token in ((0.5 - 1e-9, 0), (0.5 + 1e-9, 1)):
+        assert Sampling(1.0, top_p).choose(torch.zeros(1, 2), number).tolist() == [token]
 
 
 def test_greedy_takes_the_first_of_the_most_likely():
