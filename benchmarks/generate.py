@@ -161,7 +161,14 @@ def theirs(model: Any, prompts: Prompts, new: int, cache: str | None) -> tuple[l
 
 
 def measure(
-    name: str, model: Any, prompts: Prompts, new: int, label: str, rounds: int, caches: list[str]
+    name: str,
+    model: Any,
+    prompts: Prompts,
+    new: int,
+    label: str,
+    rounds: int,
+    caches: list[str],
+    overlap: bool,
 ) -> list[Row]:
     """A row for each way; after a first call of each, they take turns.
 
@@ -174,6 +181,7 @@ def measure(
         max_tokens=sum(len(p) + new for p in prompts),
         max_requests=len(prompts),
         max_context=max(map(len, prompts)) + new,
+        overlap=overlap,
     )
 
     def hybrid() -> tuple[list[Any], int]:
@@ -229,6 +237,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each (5)")
     parser.add_argument("--caches", nargs="*", choices=THEIRS, default=list(THEIRS), help="theirs")
     parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--overlap", action="store_true", help="HybridGenerator(overlap=True)")
     parser.add_argument("--json", metavar="FILE", help="rewritten with each kind of prompts")
     args = parser.parse_args()
     default = "float32" if args.device == "cpu" else "bfloat16"
@@ -254,7 +263,9 @@ def main() -> None:
             (mixed, f"{count}, up to {longest}"),
         ):
             if args.mixed or prompts is even:
-                rows += measure(name, model, prompts, args.new, label, args.rounds, args.caches)
+                rows += measure(
+                    name, model, prompts, args.new, label, args.rounds, args.caches, args.overlap
+                )
                 save(rows, args.json)
         # Cycles keep a model alive; freed later, it would count as given back by the next one.
         del model

@@ -47,9 +47,8 @@ class HybridGenerator:
             `BucketRunner`; larger ones run as they are. By default powers of 2 up to
             `max_requests` on a GPU where the backend captures, and none elsewhere; () for none.
         overlap: prepare and begin each forward before the tokens of the one before it are known to
-            the host, so that the device need not wait; a request that ends with a token nobody
-            could foresee takes part in one forward more, whose token is dropped. Default: on a
-            GPU. The tokens are the same.
+            the host, so that a GPU need not wait; a request that ends with a token nobody could
+            foresee takes part in one forward more, whose token is dropped. The tokens are the same.
 
     Attributes:
         reports: a `GraphReport` of every graph that was compiled.
@@ -78,7 +77,7 @@ class HybridGenerator:
         max_context: int | None = None,
         chunk: int | None = None,
         capture_sizes: Sequence[int] | None = None,
-        overlap: bool | None = None,
+        overlap: bool = False,
     ) -> None:
         self.bridge = Bridge(model)
         self.pool = self.bridge.make_pool(
@@ -96,7 +95,7 @@ class HybridGenerator:
         )
         # Of every batch, so that its shape does not change with the lengths of the requests.
         self.width = -(-self.pool.max_context // page_size)
-        self._overlap = model.device.type == "cuda" if overlap is None else overlap
+        self._overlap = overlap
         self._running = False
 
     def generate(

@@ -177,9 +177,9 @@ def test_what_is_sampled_does_not_depend_on_when_it_is_read(model, top_p):
     assert told[0] != plain
 
 
-def test_nothing_overlaps_on_a_cpu_unless_asked_for(model, monkeypatch):
+def test_nothing_overlaps_unless_asked_for(model, monkeypatch):
     order = []
-    ours = generator(model, overlap=None)
+    ours = HybridGenerator(model, max_tokens=300, max_requests=3, backend=None)
     forward, tolist = ours.forward, ahead.Arriving.tolist
     ours.forward = lambda batch: order.append("forward") or forward(batch)
     monkeypatch.setattr(ahead.Arriving, "tolist", lambda t: order.append("read") or tolist(t))
