@@ -16,6 +16,8 @@ from swa_compile.cli.importing import current_folder_importable, load
 if TYPE_CHECKING:
     from swa_compile.explaining import Report
 
+# A FACTORY decides these itself.
+_OF_MODELS = ("prompt", "dtype", "seed", "page_size", "device")
 # Without a tokenizer or a prompt: ids that every vocabulary has.
 _PROMPT = [1, 2, 3]
 # Of the caches at least: one of a few rows would be the size of anything.
@@ -38,6 +40,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--prompt", action="append", metavar="TEXT", help="with --model: what it is run on"
     )
     add_device_option(parser)
+    parser.set_defaults(unasked={name: parser.get_default(name) for name in _OF_MODELS})
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument(
         "--strict", action="store_true", help="exit 1 where options={'strict': True} would raise"
@@ -60,9 +63,11 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("explain wants MODULE:FACTORY or --model PATH, and not both")
     if args.model is not None:
         report = _explain_model(args)
-    elif args.prompt is not None:
-        raise UsageError("--prompt is for a --model; a FACTORY gives its own arguments")
     else:
+        for name, default in args.unasked.items():
+            if getattr(args, name) != default:
+                option = "--" + name.replace("_", "-")
+                raise UsageError(f"{option} is for a --model; a FACTORY decides that itself")
         with current_folder_importable():
             fn, fn_args, fn_kwargs = load(args.target)
             report = explain(fn, *fn_args, **fn_kwargs)
@@ -79,12 +84,11 @@ def run(args: argparse.Namespace) -> None:
 def _explain_model(args: argparse.Namespace) -> Report:
     """The forward of a checkpoint over a pool, compiled as `generate` does it."""
     from swa_compile.explaining import Report
+    from swa_compile.hf import HybridGenerator
 
     checkpoint = Checkpoint.open(args.model, args.dtype, args.seed, chosen_device(args.device))
     prompts = [checkpoint.encode(text) for text in args.prompt or []] or [_PROMPT]
     lengths = [len(prompt) + args.page_size for prompt in prompts]
-    from swa_compile.hf import HybridGenerator
-
     try:
         generator = HybridGenerator(
             checkpoint.model,

@@ -7,9 +7,11 @@ import swa_compile
 from swa_compile.ops import paged_attention, store_kv, translate_loc, translate_page_table
 from swa_compile.runner import BucketRunner
 
+from .runner_models import FULL, ROWS, make_mapping
+
 pytestmark = pytest.mark.inductor
 
-FULL, ROWS, LAYERS, HEADS, DIM = 96, 24, 3, 2, 8
+LAYERS, HEADS, DIM = 3, 2, 8
 WIDTH = HEADS * DIM
 
 
@@ -40,12 +42,6 @@ class Forward(torch.nn.Module):
             out = paged_attention(q, k_cache, v_cache, table, seq_lens, cu_seqlens_q)
             x = x + out.reshape(x.shape)
         return x
-
-
-def make_mapping():
-    ids = torch.arange(FULL + 1) % (ROWS - 1) + 1
-    ids[0], ids[-1] = 0, -1
-    return ids
 
 
 def decode(n, seed):

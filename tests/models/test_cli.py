@@ -262,6 +262,14 @@ def test_a_checkpoint_is_explained_as_a_factory_is(folder, capsys):
     assert re.search(r" 0  buffers of a KV cache's size", out)
 
 
+@pytest.mark.parametrize("option", ["--prompt", "--dtype", "--seed", "--page-size", "--device"])
+def test_what_a_factory_decides_is_not_taken_and_ignored(option, capsys):
+    value = {"--seed": "3", "--page-size": "4", "--device": "cpu"}.get(option, "float32")
+    assert swa_compile.cli.main(["explain", "json:loads", option, value]) == 2
+    error = capsys.readouterr().err
+    assert f"{option} is for a --model" in error and error.count("\n") == 1
+
+
 def test_a_configuration_alone_is_explained_and_json_is_all_there_is(tmp_path, capsys):
     families.build("gemma3_text").config.save_pretrained(tmp_path)
     assert explain("--model", tmp_path / "config.json", "--json", "--page-size", 4) == 0
