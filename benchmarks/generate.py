@@ -168,7 +168,7 @@ def measure(
     label: str,
     rounds: int,
     caches: list[str],
-    overlap: bool,
+    overlap: bool | None,
 ) -> list[Row]:
     """A row for each way; after a first call of each, they take turns.
 
@@ -237,7 +237,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each (5)")
     parser.add_argument("--caches", nargs="*", choices=THEIRS, default=list(THEIRS), help="theirs")
     parser.add_argument("--mixed", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--overlap", action="store_true", help="HybridGenerator(overlap=True)")
+    parser.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="HybridGenerator's (its default)",
+    )
     parser.add_argument("--json", metavar="FILE", help="rewritten with each kind of prompts")
     args = parser.parse_args()
     default = "float32" if args.device == "cpu" else "bfloat16"

@@ -173,7 +173,7 @@ def test_what_is_sampled_does_not_depend_on_when_it_is_read(model, top_p):
     assert told[0] != plain
 
 
-def test_nothing_overlaps_unless_asked_for(model, monkeypatch):
+def test_on_a_cpu_nothing_overlaps_unless_asked_for(model, monkeypatch):
     order = []
     ours = HybridGenerator(model, max_tokens=300, max_requests=3, backend=None)
     forward, tolist = ours.forward, ahead.Arriving.tolist
