@@ -96,6 +96,7 @@ class SpeculativeGenerator(HybridGenerator):
             max_context=max_context,
             chunk=chunk,
             capture_sizes=(),  # of `prefill` alone
+            overlap=False,  # what is drafted depends on what was accepted
         )
         with _as_draft():
             self.draft = Draft(
