@@ -1,4 +1,6 @@
-"""Interleaved timing: all steps take turns, so that a slow moment hits all of them.
+"""Interleaved timing: all steps take turns, in an order drawn anew for each round.
+
+A slow moment then hits all of them, and none is always measured behind the same other one.
 
 On a GPU each sample is taken twice. `gpu`: CUDA events around one step, behind an untimed one of
 the same kind, so that the host is ahead and the card's L2 is as this step leaves it. `wall`: the
@@ -7,6 +9,7 @@ host's clock around one step and the synchronization behind it.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -26,9 +29,10 @@ def interleaved(
     """
     samples: dict[str, Samples] = {name: {"wall": []} for name in steps}
     gpu = device.type == "cuda"
+    order = random.Random(0)
     for _ in range(runs):
         events = {}
-        for name, step in steps.items():
+        for name, step in order.sample(list(steps.items()), len(steps)):
             if gpu:
                 step()
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
