@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -172,25 +174,44 @@ def check_contents(
         queries: N, the rows of q.
         rows: rows that both caches have.
     """
-    starts, lens = cu_seqlens_q.long(), seq_lens.long()
-    counts = starts.diff()
-    if int(starts[0]) != 0 or bool((counts < 0).any()) or int(starts[-1]) > queries:
+    starts, lens = cu_seqlens_q.tolist(), seq_lens.tolist()
+    spans = list(pairwise(starts))
+    if starts[0] != 0 or any(end < start for start, end in spans) or starts[-1] > queries:
         raise ValueError(
             f"{argument(_OP, 'cu_seqlens_q')} must rise from 0 to at most {queries}, the rows of "
-            f"'q'; got {starts.tolist()}"
+            f"'q'; got {starts}"
         )
     capacity = page_table.shape[1] * page_size
-    live = (lens > 0) & (counts > 0)
-    wrong = (lens < 0) | (live & (lens < counts)) | (live & (lens > capacity))
-    if bool(wrong.any()):
-        request = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"{argument(_OP, 'seq_lens')} holds {int(lens[request])} for request {request}, which "
-            f"has {int(counts[request])} new tokens and a page table for {capacity}"
-        )
-    end = torch.where(live, lens, 0)[:, None]
-    if not end.numel() or not int(end.max()):
+    low, high = capacity, 0  # no query sees a token outside of these
+    for request, (start, end) in enumerate(spans):
+        length, count = lens[request], end - start
+        if length < 0 or (length and count and not count <= length <= capacity):
+            raise ValueError(
+                f"{argument(_OP, 'seq_lens')} holds {length} for request {request}, which "
+                f"has {count} new tokens and a page table for {capacity}"
+            )
+        if length and count:
+            high = max(high, length)
+            low = min(low, 0 if window is None else max(0, length - count - window + 1))
+    if not high:
         return
+    # All entries between, those included that no query sees: where they are right, so is the rest.
+    smallest, largest = page_table[:, low // page_size : -(-high // page_size)].aminmax()
+    if int(smallest) < 0 or int(largest) >= rows // page_size:
+        _check_pages(rows, page_table, seq_lens, cu_seqlens_q, page_size, window)
+
+
+def _check_pages(
+    rows: int,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    page_size: int,
+    window: int | None,
+) -> None:
+    """The entries that a query sees, exactly."""
+    counts, lens = cu_seqlens_q.long().diff(), seq_lens.long()
+    end = torch.where(counts > 0, lens, 0)[:, None]
     start = torch.zeros_like(end)
     if window is not None:
         start = (end - counts[:, None] - window + 1).clamp_min(0)
@@ -198,7 +219,8 @@ def check_contents(
     seen = (first_token < end) & (first_token + page_size > start)
     last_offset = (end - first_token).clamp_max(page_size) - 1
     pages = page_table[:, : first_token.shape[0]].long()
-    outside = seen & ((pages < 0) | (pages * page_size + last_offset >= rows))
+    # Divided, not multiplied: an int64 entry times the page size may wrap around.
+    outside = seen & ((pages < 0) | (pages > (rows - 1 - last_offset) // page_size))
     if bool(outside.any()):
         request, page = outside.nonzero()[0].tolist()
         raise ValueError(

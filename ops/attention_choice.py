@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .attention_reference import Keys, attention_by_device
+from .attention_gather import attention_by_device
+from .attention_reference import Keys
 from .library import has_triton
 
 VARIABLE = "SWA_COMPILE_ATTENTION"

@@ -1,7 +1,7 @@
 """Paged attention by torch's `scaled_dot_product_attention` over gathered keys.
 
 For devices that no other kernel serves, the CPU first. The gather, its chunks and what is masked
-are `attention_reference`'s.
+are `attention_gather`'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .attention_reference import Keys, attention_by_device
+from .attention_gather import attention_by_device
+from .attention_reference import Keys
 
 
 def refusal(q: Tensor, keys: Keys) -> str | None:
@@ -27,7 +28,7 @@ def attend_by_sdpa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    visible: Tensor,
+    visible: Tensor | None,
     *,
     scale: float,
     softcap: float,
@@ -43,17 +44,25 @@ def attend_by_sdpa(
     group = heads // kv_heads
     grouped = q.view(rows, count, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     grouped = grouped.reshape(rows, kv_heads, group * count, dim)
-    mask = visible[:, None, None]  # [R, H_kv, G, n, T]
+    mask = None if visible is None else visible[:, None, None]  # [R, H_kv, G, n, T]
     if sinks is not None:
-        bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device)
-        bias = bias.masked_fill_(~mask, -torch.inf)
-        last = sinks.to(q.dtype).view(1, kv_heads, group, 1, 1).expand(rows, -1, -1, count, -1)
-        mask = torch.cat([bias.expand(-1, kv_heads, group, -1, -1), last], -1)
+        bias = torch.zeros(
+            (1 if mask is None else rows, kv_heads, group, count, k.shape[1] + 1),
+            dtype=q.dtype,
+            device=q.device,
+        )
+        bias[..., -1] = sinks.view(kv_heads, group, 1)
+        if mask is not None:
+            bias[..., :-1].masked_fill_(~mask, -torch.inf)
+        mask = bias
         k, v = (torch.nn.functional.pad(t, (0, 0, 0, 0, 0, 1)) for t in (k, v))
-    mask = mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
+    if mask is not None:
+        mask = mask.expand(-1, -1, group, -1, -1).flatten(2, 3)
     out = scaled_dot_product_attention(
         grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale
     )
     out = out.view(rows, kv_heads, group, count, -1).permute(0, 3, 1, 2, 4)
-    nothing = ~visible.any(-1)
-    return out.reshape(rows, count, heads, -1).masked_fill(nothing[:, :, None, None], 0.0)
+    out = out.reshape(rows, count, heads, -1)
+    if visible is None:
+        return out
+    return out.masked_fill(~visible.any(-1)[:, :, None, None], 0.0)

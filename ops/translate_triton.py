@@ -32,7 +32,7 @@ def _translate(
     if RULE == "translate_loc":
         index = ids
     elif RULE == "translate_page_table":
-        index = ids * page_size
+        index = tl.minimum(ids, mapping_len) * page_size  # of any int64 id it could wrap around
     else:
         index = ids // page_size
     known = (ids >= 0) & (index < mapping_len)

@@ -9,9 +9,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from swa_compile import ops
-from swa_compile.ops import attention_reference
+from swa_compile.ops import attention_gather, attention_reference, attention_sdpa
 from swa_compile.ops.attention_choice import attention_kernel
-from swa_compile.ops.attention_reference import Keys, attention_on_gpu
+from swa_compile.ops.attention_gather import attention_on_gpu
+from swa_compile.ops.attention_reference import Keys
 from swa_compile.ops.attention_sdpa import attend_by_sdpa
 
 ROWS = 48
@@ -140,8 +141,9 @@ def test_form_for_gpus_gives_the_same(new_and_lens, options):
 
 
 def test_long_forms_run_in_blocks(monkeypatch):
-    monkeypatch.setattr(attention_reference, "_CHUNK_ELEMENTS", 64)
-    monkeypatch.setattr(attention_reference, "_QUERY_BLOCK", 2)
+    monkeypatch.setattr(attention_gather, "_CHUNK_ELEMENTS", 64)
+    monkeypatch.setattr(attention_gather, "_GROUP_ELEMENTS", 64)
+    monkeypatch.setattr(attention_gather, "_QUERY_BLOCK", 2)
     for new_and_lens in BATCHES.values():
         args = batch(*new_and_lens)
         for window in (None, 3):
@@ -301,6 +303,27 @@ def test_live_key_outside_the_caches_is_an_error(entry):
     args[3][1, 3] = entry
     with pytest.raises(ValueError, match=f"'page_table' holds {entry} for page 3 of request 1"):
         ops.paged_attention(*args)
+
+
+def test_page_id_whose_first_row_wraps_around_is_an_error():
+    args = batch([2, 1], [6, 4], page_size=4, index=torch.int64)
+    args[3][1, 0] = 2**62
+    with pytest.raises(ValueError, match=f"'page_table' holds {2**62} for page 0 of request 1"):
+        ops.paged_attention(*args, page_size=4)
+
+
+def test_requests_that_see_equally_many_keys_are_attended_to_together(monkeypatch):
+    shapes = []
+
+    def counted(q, k, v, **options):
+        shapes.append((k.shape[0], k.shape[2]))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    monkeypatch.setattr(attention_sdpa, "scaled_dot_product_attention", counted)
+    args = batch([1, 1, 2, 1, 1], [9, 3, 8, 7, 2])
+    got = ops.paged_attention(*args, window=5)
+    assert sorted(shapes) == [(1, 2), (1, 3), (1, 6), (2, 5)]
+    torch.testing.assert_close(got, oracle(*args, window=5))
 
 
 def test_page_that_ends_past_the_caches_is_live_up_to_their_end():

@@ -58,7 +58,16 @@ def test_translation_reads_a_strided_mapping(kernels, rule):
 
 
 @pytest.mark.skipif(ON_GPU, reason="stops the device, which no later test survives")
-@pytest.mark.parametrize(("rule", "bad"), [("translate_loc", 11), ("translate_page_table", 4)])
+@pytest.mark.parametrize(
+    ("rule", "bad"),
+    [
+        ("translate_loc", 11),
+        ("translate_loc", 2**63 - 1),
+        ("translate_page_table", 4),
+        ("translate_page_table", 2**62),  # times the page size it wraps around
+        ("translate_page_table", 2**63 - 1),
+    ],
+)
 def test_translation_reads_nothing_out_of_bounds(kernels, rule, bad):
     mapping, _, size = RULES[rule]
     got = kernels("translate_triton").translate(rule, mapping, torch.tensor([bad, -9]), *size)
