@@ -137,6 +137,29 @@ class Checkpoint:
             raise UsageError(f"prompt {text!r} holds the id {max(ids)}; the vocabulary has {vocab}")
         return ids
 
+    def token(self, text: str) -> int:
+        """The id of one token: its name in the vocabulary, or text that is one token.
+
+        Without a tokenizer, the id itself.
+
+        Raises:
+            UsageError: it is no token, or several.
+        """
+        if self.tokenizer is None:
+            ids = [int(text)] if text.isdecimal() else []
+        elif (known := self.tokenizer.get_vocab().get(text)) is not None:
+            ids = [known]
+        else:
+            found = self.tokenizer(text, add_special_tokens=False).input_ids
+            ids = [] if self.tokenizer.unk_token_id in found else list(found)
+        if len(ids) != 1:
+            what = f"is {len(ids)} tokens" if ids else "is no token"
+            raise UsageError(f"--stop {text!r} {what} of the model; it takes one")
+        vocab = self.model.get_input_embeddings().weight.shape[0]
+        if ids[0] >= vocab:
+            raise UsageError(f"--stop {text!r} is the id {ids[0]}; the vocabulary has {vocab}")
+        return ids[0]
+
     def length_notices(self, lengths: list[int]) -> list[str]:
         """What to tell of requests of so many tokens: one may be longer than the model is for."""
         most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from swa_compile.cli.checkpoint import Checkpoint, add_model_options
 from swa_compile.cli.device import add_device_option, chosen_device
-from swa_compile.cli.errors import UsageError
+from swa_compile.cli.errors import CheckFailed, UsageError
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -40,6 +40,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--draft-tokens", type=int, metavar="N", help="most tokens to draft at a time (4)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=64, help="per prompt (64)")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TOKEN",
+        help="ends a text beside the model's own end, e.g. '<end_of_turn>' (an id where there is "
+        "no tokenizer); may be given repeatedly",
+    )
     parser.add_argument("--max-tokens", type=int, help="pool size (default: what the prompts take)")
     parser.add_argument("--max-requests", type=int, help="that run at once (all)")
     parser.add_argument("--backend", default="swa", choices=("swa", "swa_eager", "eager"))
@@ -54,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         UsageError: the model, a prompt or an option cannot be used, and why.
+        CheckFailed: the model gives no token: its logits are no numbers.
     """
     for name in ("max_new_tokens", "max_tokens", "max_requests", "page_size", "draft_tokens"):
         value = getattr(args, name)
@@ -70,6 +79,7 @@ def run(args: argparse.Namespace) -> None:
         checkpoint.refuse_another_vocabulary(draft)
     _tell(console, [*checkpoint.notices, *(draft.weight_notices if draft is not None else [])])
     prompts = [checkpoint.encode(text) for text in args.prompt]
+    stop = [checkpoint.token(text) for text in args.stop]
 
     from swa_compile.hf import Token
 
@@ -91,6 +101,7 @@ def run(args: argparse.Namespace) -> None:
             temperature=args.temperature,
             top_p=args.top_p,
             seed=args.seed,
+            stop=stop,
         )
     except ValueError as error:  # an unsupported model among them
         raise UsageError(str(error)) from error
@@ -106,9 +117,12 @@ def run(args: argparse.Namespace) -> None:
         elif token.last:
             console.print(f"[{token.prompt}] {texts[token.prompt].so_far}")
 
-    for token in tokens:
-        times.append(time.perf_counter())
-        show(token)
+    try:
+        for token in tokens:
+            times.append(time.perf_counter())
+            show(token)
+    except ValueError as error:  # logits that are no numbers
+        raise CheckFailed(str(error)) from error
     console.print()
     console.print(_report(generator, times))
 

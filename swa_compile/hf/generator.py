@@ -125,7 +125,8 @@ class HybridGenerator:
 
         Raises:
             ValueError: before anything runs, where an argument is wrong or a request could never
-                fit into the pool. TypeError: likewise, where one is of another type.
+                fit into the pool; later, where the logits give no token, as they hold NaN.
+            TypeError: before anything runs, where an argument is of another type.
         """
         results: list[list[int]] = [[] for _ in prompts]
         tokens = self.stream(

@@ -17,6 +17,15 @@ _COLDEST = 2.0**-126
 _ONE = 2.0**52
 
 
+def most_likely(logits: Tensor) -> Tensor:
+    """Of each row of `logits` `[R, vocab]` the first of its largest: int64 `[R]`.
+
+    -1 in rows that give no probabilities: with NaN or +inf, or of -inf alone.
+    """
+    largest, token = logits.max(-1)  # NaN where there is one
+    return torch.where(largest.isfinite(), token, -1)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen from the logits.
@@ -55,11 +64,10 @@ class Sampling:
                 the choice is greedy.
 
         Returns:
-            Where a token is drawn, -1 in rows that give no probabilities: with NaN or +inf, or of
-            -inf alone.
+            -1 in rows that give no probabilities: with NaN or +inf, or of -inf alone.
         """
         if self.temperature == 0:
-            return logits.argmax(-1)
+            return most_likely(logits)
         assert numbers is not None
         rows = zip(logits.split(_ROWS), numbers.split(_ROWS), strict=True)
         return torch.cat([self._draw(*part) for part in rows])

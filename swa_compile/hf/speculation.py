@@ -166,7 +166,7 @@ def _chosen(ready: list[tuple[Turn, Verdict]], sampling: Sampling, draws: Draws)
     drawn from p without x. The random numbers are those that the target alone would use.
     """
     if sampling.temperature == 0:
-        return [verdict.likely[: verdict.accepted + 1] for _, verdict in ready]
+        return [_checked(turn, verdict.likely[: verdict.accepted + 1]) for turn, verdict in ready]
     if not ready:
         return []
     logits = torch.cat([verdict.logits for _, verdict in ready])
@@ -181,8 +181,12 @@ def _chosen(ready: list[tuple[Turn, Verdict]], sampling: Sampling, draws: Draws)
         tokens = list(islice(drawn, len(verdict.logits)))
         right = map(operator.eq, tokens, verdict.drafts)
         count = sum(takewhile(bool, right))
-        chosen.append([checked_choice(token, turn.sequence) for token in tokens[: count + 1]])
+        chosen.append(_checked(turn, tokens[: count + 1]))
     return chosen
+
+
+def _checked(turn: Turn, tokens: list[int]) -> list[int]:
+    return [checked_choice(token, turn.sequence) for token in tokens]
 
 
 def _up_to_the_end(sequence: Sequence, chosen: list[int], ends: set[int]) -> list[Token]:

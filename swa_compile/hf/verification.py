@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from swa_compile.hf.bridge import Bridge, logits_of
 from swa_compile.hf.compiling import LEAST, compile_apart, compiles, mark_dynamic, mark_rows
 from swa_compile.hf.rounds import Turn
+from swa_compile.hf.sampling import most_likely
 from swa_compile.kv import ForwardBatch, HybridKVPool
 from swa_compile.kv.host import on_device
 
@@ -37,8 +38,8 @@ def verify(
 
     Returns:
         Logits `[B * (k + 1), vocab]` of what follows each of the lanes, and int64 `[B, 2k + 2]`:
-        the most likely tokens there, k + 1 of them; the k drafts; and how many of those are
-        accepted: up to the first that is not the most likely token.
+        the most likely tokens there, k + 1 of them (-1 where there is none); the k drafts; and how
+        many of those are accepted: up to the first that is not the most likely token.
     """
     source, lanes, counts = drafted.source, drafted.lanes, drafted.counts
     taken = drafted.drafts.flatten()[source.clamp_min(0)]
@@ -53,7 +54,7 @@ def verify(
         full_to_swa_index_mapping=batch.full_to_swa_index_mapping,
     )
     logits = logits_of(bridge, pool, batch, lanes.flatten())
-    likely = logits.argmax(-1).view(lanes.shape)
+    likely = most_likely(logits).view(lanes.shape)
     proposed = ids[lanes][:, 1:]
     places = torch.arange(proposed.shape[1], device=counts.device)
     right = (likely[:, :-1] == proposed) & (places < counts[:, None])
@@ -66,7 +67,7 @@ class Verdict:
     """What the target says of one turn.
 
     Attributes:
-        likely: the most likely token after the last known one and after each draft.
+        likely: the most likely token after the last known one and after each draft; -1 for none.
         drafts: the drafted tokens.
         accepted: how many of those are the most likely ones, up to the first that is not.
         logits: `[1 + drafts, vocab]`, of which `likely` are the largest.

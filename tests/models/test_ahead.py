@@ -223,8 +223,9 @@ def test_an_error_that_is_kept_keeps_nothing_of_the_generator(model, overlap):
     assert one.value is not other.value
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_logits_that_are_not_numbers_are_an_error_where_a_token_is_drawn(model, overlap):
+def test_logits_that_are_not_numbers_are_an_error(model, overlap, temperature):
     ours = generator(model, overlap=overlap)
     forward, calls = ours.forward, []
 
@@ -238,6 +239,6 @@ def test_logits_that_are_not_numbers_are_an_error_where_a_token_is_drawn(model, 
 
     ours.forward = broken
     with pytest.raises(ValueError, match="after the tokens of prompt 1 hold NaN"):
-        ours.generate(MANY[2:5], 12, temperature=1.0)
+        ours.generate(MANY[2:5], 12, temperature=temperature)
     assert len(calls) == 4 + overlap
     assert empty(ours.pool)

@@ -29,7 +29,8 @@ def folder(tmp_path_factory):
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    fast.save_pretrained(path)
     return path
 
 
@@ -61,6 +62,38 @@ def test_a_checkpoint_continues_a_text_as_transformers_does(folder, capsys):
     assert f"{(swa + 1) * row / 1024:.4g} KiB for 27 tokens" in out
     assert re.search(rf"if every layer kept all +{28 * row / 1024:.4g} KiB", out)
     assert f"{27 / swa:.2f} times those of a full-only pool" in out
+
+
+def test_a_stop_token_ends_the_text_as_it_does_in_transformers(folder, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    free = model.generate(ids, max_new_tokens=20, do_sample=False)[0, 6:].tolist()
+    end = free[4]
+    want = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=end)[0, 6:]
+    assert len(want) <= 5
+    common = ("--model", folder, "--prompt", TEXT, "--max-new-tokens", 20, "--backend", "eager")
+    never = next(i for i in range(3, 60) if i not in free)
+    stops = ("--stop", tokenizer.decode([never]), "--stop", tokenizer.decode([end]))
+    assert generate(*common, *stops) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == tokenizer.decode(want, skip_special_tokens=True)
+    assert re.search(rf"tokens +{len(want)}\b", out)
+
+
+def test_logits_that_are_no_numbers_end_the_command_in_one_line(tmp_path, capsys):
+    model = families.build("mistral")
+    with torch.no_grad():
+        model.lm_head.weight[7] = torch.nan
+    model.save_pretrained(tmp_path)
+    for draft in ([], ["--draft", tmp_path]):
+        code = generate("--model", tmp_path, "--prompt", "5 6", *draft, "--backend", "eager")
+        error = capsys.readouterr().err
+        assert code == 1
+        assert "the logits after the tokens of prompt 0 hold NaN" in error
+        assert "Traceback" not in error
 
 
 def test_a_draft_changes_the_speed_and_not_the_text(folder, tmp_path, capsys):
@@ -142,6 +175,9 @@ def test_wrong_usage_is_one_line(arguments, words, tmp_path, capsys):
         (["--prompt", ""], "a prompt is empty"),
         (["--prompt", "ab", "--max-tokens", "10"], "the pool has 10"),
         (["--prompt", "ab", "--dtype", "float33"], "--dtype float33 is no dtype"),
+        (["--prompt", "ab", "--stop", "ab"], "--stop 'ab' is 2 tokens of the model; it takes one"),
+        (["--prompt", "ab", "--stop", "é"], "--stop 'é' is no token of the model; it takes one"),
+        (["--prompt", "ab", "--stop", ""], "--stop '' is no token of the model; it takes one"),
         (["--prompt", "ab", "--top-p", "2"], "top_p is above 0 and at most 1; got 2.0"),
     ],
 )

@@ -74,8 +74,8 @@ def test_a_row_without_probabilities_has_no_token(row):
     logits = torch.zeros(20, 3)
     logits[17] = torch.tensor(row)
     numbers = torch.full((20,), 0.3, dtype=torch.float64)
-    for top_p in (1.0, 0.5):
-        got = Sampling(1.0, top_p).choose(logits, numbers).tolist()
+    for temperature, top_p in ((0.0, 1.0), (1.0, 1.0), (1.0, 0.5)):
+        got = Sampling(temperature, top_p).choose(logits, numbers).tolist()
         assert got[17] == -1 and min(got[:17] + got[18:]) >= 0
 
 

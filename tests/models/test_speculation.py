@@ -72,6 +72,19 @@ def test_chunks_shared_caches_and_geometries_of_their_own(family, kind):
     compare(generator(target, draft_for(target, kind), page_size=4), MANY[:4])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_are_an_error(temperature):
+    target = families.build("mistral")
+    draft = draft_for(target, "small")
+    with torch.no_grad():
+        target.lm_head.weight[7] = torch.nan
+    ours = generator(target, draft)
+    with pytest.raises(ValueError, match="after the tokens of prompt 1 hold NaN"):
+        ours.generate(MANY[:2], 5, temperature=temperature)
+    for pool in (ours.pool, ours.draft.pool):
+        assert pool.full_free == pool.full_tokens and pool.swa_free == pool.swa_tokens
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_prompts_go_in_by_chunks_of_any_size_beside_the_drafts_of_others(model, chunk):
     ours = generator(model, draft_for(model, "noisy"), chunk=chunk)
