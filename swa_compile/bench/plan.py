@@ -60,7 +60,7 @@ def step_job(
     return Job(row_name(config, shape), run, tuple(variant.name for variant in variants))
 
 
-# (config, batch, window). Of B other than 64 the targets name no piecewise figure.
+# (config, batch, window)
 _STEPS = (
     ("ref24", 64, 128),
     ("ref24", 1, 128),
@@ -72,7 +72,6 @@ _STEPS = (
     ("ref24", 1, 1024),
     ("ref24", 256, 128),
 )
-_PIECEWISE = ("inductor-piecewise", "swa-piecewise")
 
 
 def target_jobs(
@@ -93,11 +92,8 @@ def target_jobs(
     steps = []
     for name, batch, window in _STEPS if gpu else (("small", 4, None),):
         config = CONFIGS[name]
-        picked = chosen(variants)
-        if not variants and batch != 64 and gpu:
-            picked = [variant for variant in picked if variant.name not in _PIECEWISE]
         shape = Shape.of(config, batch, window)
-        steps.append(step_job(config, shape, picked, device, runs, jobs))
+        steps.append(step_job(config, shape, chosen(variants), device, runs, jobs))
     if quick:
         del steps[1:]
     table = (256, 131_072) if gpu else (8, 1024)
